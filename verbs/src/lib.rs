@@ -1,8 +1,35 @@
 //! The one place that names verbs types and calls.
+//!
+//! The types come from the binding crate (feature `rdma-sys`, the default; needs libclang) or from
+//! our own declarations of the same names (feature `declared`). Code is written once and compiles
+//! with either.
+//!
+//! # Safety
+//! Every `unsafe` function here makes one verbs call: its pointers must be to live objects of the
+//! device, or NULL where the call says so, and the verbs rules that its text states must hold.
 #![allow(non_camel_case_types)]
+#![allow(clippy::missing_safety_doc)] // said once, above
 
+#[cfg(not(any(feature = "rdma-sys", feature = "declared")))]
+compile_error!(
+    "mwctl-verbs has no verbs types: turn on the feature `rdma-sys` (needs libclang 14 or 15) or \
+     `declared` (needs nothing)"
+);
+
+mod calls;
 mod constants;
+mod errno;
+mod event;
+pub mod exported;
+mod extended;
+mod wr;
+
+pub use calls::*;
 pub use constants::*;
+pub use errno::{errno, errno_of, set_errno};
+pub use event::*;
+pub use extended::*;
+pub use wr::*;
 
 #[cfg(feature = "rdma-sys")]
 pub use rdma_sys::{
