@@ -1,0 +1,125 @@
+#!/usr/bin/env bash
+# Puts a Debian kernel and the initramfs for it into the cache folder.
+#
+#   scripts/rxe/kernel.sh 6.1|6.12      prints the folder with vmlinuz and initramfs
+#
+# The kernel comes from Debian's archive through a private apt configuration: the machine's
+# own sources, lists and packages stay as they are. A cached kernel is used for as long as
+# it is there; remove the folder for a newer one.
+set -euo pipefail
+
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+cache=${MWCTL_CACHE:-$(cd "$here/../.." && pwd)/.cache}/rxe
+series=${1:?kernel series missing}
+
+# In the order of insertion. Without crc32_generic rxe cannot add its device.
+modules=(virtio_pci virtio_console 9pnet_virtio 9p overlay crc32_generic crc32_pclmul
+	ib_uverbs rdma_ucm rdma_rxe veth)
+
+say() { printf 'rxe: %s\n' "$*" >&2; }
+die() { say "$*"; exit 1; }
+
+case $series in
+6.1) suite=bookworm ;;
+6.12) suite=trixie ;;
+*) die "no kernel $series: 6.1 or 6.12" ;;
+esac
+
+# The mirrors of the archive (and, with "security", of its security updates) that the
+# machine itself uses, so that a local one serves here as well.
+mirror() {
+	apt-get indextargets --format '$(REPO_URI) $(RELEASE)' 'Created-By: Packages' |
+		awk -v security="$1" '
+			$1 ~ /\/debian-security\// && $2 ~ /-security$/ && security != "" && !found++ { print $1 }
+			$1 ~ /\/debian\// && $2 !~ /-/ && security == "" && !found++ { print $1 }'
+}
+
+# Runs an apt command on the archive of $suite and nothing else.
+private_apt() {
+	local tool=$1 dir=$cache/apt-$suite
+	shift
+	"$tool" -q -o Dir::State="$dir/state" -o Dir::State::status="$dir/status" \
+		-o Dir::Cache="$dir/cache" -o Dir::Etc::sourcelist="$dir/sources.list" \
+		-o Dir::Etc::sourceparts=/dev/null -o Dir::Etc::preferences=/dev/null \
+		-o Dir::Etc::preferencesparts=/dev/null -o APT::Architecture=amd64 \
+		-o APT::Architectures=amd64 -o APT::Sandbox::User=root \
+		-o Acquire::Languages=none -o Acquire::IndexTargets::deb::DEP-11::DefaultEnabled=false -o Acquire::Check-Valid-Until=false "$@"
+}
+
+# Downloads the newest kernel package of the suite into the folder $1.
+download() {
+	local dir=$cache/apt-$suite url security package
+	local from='deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg]'
+	url=${MWCTL_DEBIAN_MIRROR:-$(mirror '')}
+	security=$(mirror security)
+	[[ -n $url ]] || die 'no Debian mirror among the apt sources: set MWCTL_DEBIAN_MIRROR'
+	mkdir -p "$dir"/state/lists/partial "$dir"/cache/archives/partial
+	: >"$dir/status"
+	{
+		echo "$from $url $suite main"
+		[[ -z $security ]] || echo "$from $security $suite-security main"
+	} >"$dir/sources.list"
+	say "looking for Linux $series in Debian $suite"
+	private_apt apt-get update >&2 || die "cannot read the package list of Debian $suite"
+	# linux-image-amd64 depends on the newest kernel: linux-image-<version>-amd64.
+	package=$(private_apt apt-cache depends linux-image-amd64 |
+		awk -v want="linux-image-$series." '$1 == "Depends:" && index($2, want) == 1 && !found++ { print $2 }')
+	[[ -n $package ]] || die "Debian $suite has no Linux $series for amd64"
+	(cd "$1" && private_apt apt-get download "$package" >&2) || die "cannot download $package"
+}
+
+# Builds $2, the initramfs, from the unpacked kernel package in $1.
+initramfs() {
+	local root=$1 target=$2 tree=$work/initramfs version list number=100 path
+	version=$(ls "$root/lib/modules")
+	depmod -b "$root" "$version"
+	mkdir -p "$tree"/{bin,dev,host,modules,new,overlay,proc,run,sys}
+	cp "$(command -v busybox)" "$tree/bin/busybox"
+	install -m 755 "$here/init" "$tree/init"
+	# An empty configuration: the machine's own may blacklist or alias.
+	mkdir "$work/no-config"
+	list=$(for module in "${modules[@]}"; do
+		modprobe -C "$work/no-config" -d "$root" -S "$version" --show-depends "$module"
+	done | awk '$1 == "insmod" && !seen[$2]++ { print $2 }')
+	for path in $list; do
+		number=$((number + 1))
+		case $path in
+		*.ko) cp "$path" "$tree/modules/$number-${path##*/}" ;;
+		*.ko.xz) xz -dc "$path" >"$tree/modules/$number-$(basename "$path" .xz)" ;;
+		*) die "cannot unpack $path" ;;
+		esac
+	done
+	(cd "$tree" && find . | LC_ALL=C sort | cpio --quiet -o -H newc -R 0:0) | gzip -1 >"$target"
+}
+
+packages=$cache/packages-$series
+mkdir -p "$packages"
+exec 9>"$cache/lock-$series"
+flock 9
+
+# What goes into the initramfs names its folder: a changed init or list makes a new one.
+recipe=$(cat "$here/init" "$here/kernel.sh" "$(command -v busybox)" | sha256sum | cut -c1-16)
+ready=$cache/linux-$series-$recipe
+if [[ ! -e $ready/initramfs ]]; then
+	work=$(mktemp -d "$cache/work.XXXXXX")
+	trap 'rm -rf "$work"' EXIT
+	trap 'exit 130' INT
+	trap 'exit 143' TERM HUP
+	deb=$(find "$packages" -name '*.deb' -print -quit)
+	if [[ -z $deb ]]; then
+		mkdir "$work/packages"
+		download "$work/packages"
+		mv "$work"/packages/*.deb "$packages"
+		deb=$(find "$packages" -name '*.deb' -print -quit)
+	fi
+	say "building the initramfs for ${deb##*/}"
+	mkdir "$work/root" "$work/ready"
+	dpkg -x "$deb" "$work/root"
+	[[ -e $work/root/lib ]] || ln -s usr/lib "$work/root/lib"
+	cp "$work/root"/boot/vmlinuz-* "$work/ready/vmlinuz"
+	initramfs "$work/root" "$work/ready/initramfs"
+	# The folder appears whole or not at all.
+	rm -rf "$ready"
+	mv "$work/ready" "$ready"
+fi
+echo "$ready"
