@@ -18,6 +18,9 @@ compile_error!(
 
 mod calls;
 mod constants;
+#[cfg(feature = "declared")]
+#[allow(non_snake_case)] // the binding crate's names
+pub mod declared;
 mod errno;
 mod event;
 pub mod exported;
@@ -31,13 +34,63 @@ pub use event::*;
 pub use extended::*;
 pub use wr::*;
 
-#[cfg(feature = "rdma-sys")]
-pub use rdma_sys::{
-    ibv_ah, ibv_ah_attr, ibv_comp_channel, ibv_context, ibv_context_ops, ibv_cq, ibv_cq_ex,
-    ibv_cq_init_attr_ex, ibv_device, ibv_device_attr, ibv_device_attr_ex, ibv_gid,
-    ibv_global_route, ibv_mr, ibv_mw, ibv_mw_bind, ibv_mw_bind_info, ibv_parent_domain_init_attr,
-    ibv_pd, ibv_poll_cq_attr, ibv_port_attr, ibv_qp, ibv_qp_attr, ibv_qp_cap, ibv_qp_ex,
-    ibv_qp_init_attr, ibv_qp_init_attr_ex, ibv_query_device_ex_input, ibv_recv_wr, ibv_send_wr,
-    ibv_sge, ibv_srq, ibv_srq_attr, ibv_srq_init_attr, ibv_srq_init_attr_ex, ibv_td,
-    ibv_td_init_attr, ibv_wc, verbs_context,
-};
+/// The types, from one source or the other.
+macro_rules! types {
+    ($($name:ident),* $(,)?) => {
+        #[cfg(feature = "rdma-sys")]
+        pub use rdma_sys::{$($name),*};
+        #[cfg(all(feature = "declared", not(feature = "rdma-sys")))]
+        pub use declared::{$($name),*};
+    };
+}
+
+types!(
+    _compat_ibv_port_attr,
+    ibv_ah,
+    ibv_ah_attr,
+    ibv_comp_channel,
+    ibv_context,
+    ibv_context_ops,
+    ibv_cq,
+    ibv_cq_ex,
+    ibv_cq_init_attr_ex,
+    ibv_data_buf,
+    ibv_device,
+    ibv_device_attr,
+    ibv_device_attr_ex,
+    ibv_gid,
+    ibv_gid_entry,
+    ibv_global_route,
+    ibv_grh,
+    ibv_modify_cq_attr,
+    ibv_mr,
+    ibv_mw,
+    ibv_mw_bind,
+    ibv_mw_bind_info,
+    ibv_parent_domain_init_attr,
+    ibv_pd,
+    ibv_poll_cq_attr,
+    ibv_port_attr,
+    ibv_qp,
+    ibv_qp_attr,
+    ibv_qp_cap,
+    ibv_qp_ex,
+    ibv_qp_init_attr,
+    ibv_qp_init_attr_ex,
+    ibv_qp_open_attr,
+    ibv_query_device_ex_input,
+    ibv_recv_wr,
+    ibv_send_wr,
+    ibv_sge,
+    ibv_srq,
+    ibv_srq_attr,
+    ibv_srq_init_attr,
+    ibv_srq_init_attr_ex,
+    ibv_td,
+    ibv_td_init_attr,
+    ibv_values_ex,
+    ibv_wc,
+    ibv_wc_tm_info,
+    ibv_xrcd,
+    verbs_context,
+);
