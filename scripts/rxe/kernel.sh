@@ -28,6 +28,7 @@ esac
 # The mirrors of the archive (and, with "security", of its security updates) that the
 # machine itself uses, so that a local one serves here as well.
 mirror() {
+	# shellcheck disable=SC2016
 	apt-get indextargets --format '$(REPO_URI) $(RELEASE)' 'Created-By: Packages' |
 		awk -v security="$1" '
 			$1 ~ /\/debian-security\// && $2 ~ /-security$/ && security != "" && !found++ { print $1 }
@@ -118,8 +119,10 @@ if [[ ! -e $ready/initramfs ]]; then
 	[[ -e $work/root/lib ]] || ln -s usr/lib "$work/root/lib"
 	cp "$work/root"/boot/vmlinuz-* "$work/ready/vmlinuz"
 	initramfs "$work/root" "$work/ready/initramfs"
-	# The folder appears whole or not at all.
+	# The folder appears whole or not at all; those of earlier recipes go, unless so young
+	# that someone may be about to boot from one.
 	rm -rf "$ready"
 	mv "$work/ready" "$ready"
+	find "$cache" -maxdepth 1 -name "linux-$series-*" -mmin +60 ! -path "$ready" -exec rm -rf {} +
 fi
 echo "$ready"
