@@ -7,11 +7,11 @@ use crate::errno::{checked, checked_ptr};
 use crate::*;
 use libc::{c_int, c_uint, c_void};
 use std::ffi::CStr;
+use std::fmt;
 use std::mem::zeroed;
 use std::ptr::{null_mut, NonNull};
 
 /// A post that a provider refused.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PostError<T> {
     /// Positive.
     pub errno: c_int,
@@ -20,18 +20,39 @@ pub struct PostError<T> {
     pub bad_wr: *mut T,
 }
 
+// Not derived: that would ask the same of the work request, of which this is a pointer only.
+impl<T> Clone for PostError<T> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+impl<T> Copy for PostError<T> {}
+impl<T> PartialEq for PostError<T> {
+    fn eq(&self, other: &Self) -> bool {
+        (self.errno, self.bad_wr) == (other.errno, other.bad_wr)
+    }
+}
+impl<T> Eq for PostError<T> {}
+impl<T> fmt::Debug for PostError<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "errno {}, bad_wr {:p}", self.errno, self.bad_wr)
+    }
+}
+
 // ---- memory windows ----
 
 /// Allocates a window, unbound. The kernel picks the rkey's upper 24 bits.
 ///
 /// Capability bits are no promise: some providers set them and have no `alloc_mw`
 /// (EOPNOTSUPP here), and one allocates windows that can't be bound.
+#[inline]
 pub unsafe fn alloc_mw(pd: *mut ibv_pd, mw_type: u32) -> Result<NonNull<ibv_mw>, c_int> {
     let alloc = unsafe { (*(*pd).context).ops.alloc_mw }.ok_or(libc::EOPNOTSUPP)?;
     checked_ptr(|| unsafe { alloc(pd, mw_type) })
 }
 
 /// Frees a window. A bound one is unbound at once, whatever the state of its QP.
+#[inline]
 pub unsafe fn dealloc_mw(mw: *mut ibv_mw) -> Result<(), c_int> {
     let dealloc = unsafe { (*(*mw).context).ops.dealloc_mw }.ok_or(libc::EOPNOTSUPP)?;
     checked(|| unsafe { dealloc(mw) })
@@ -75,6 +96,7 @@ pub const fn with_key_bits(rkey: u32, bits: u8) -> u32 {
 ///
 /// It stops at the first bad one; those before it are posted. Never call it between
 /// `ibv_wr_start` and `ibv_wr_complete` of the same QP: the send queue's lock is held there.
+#[inline]
 pub unsafe fn post_send(
     qp: *mut ibv_qp,
     wr: *mut ibv_send_wr,
@@ -89,6 +111,7 @@ pub unsafe fn post_send(
 }
 
 /// Posts a chain of receive work requests. *Never waits.*
+#[inline]
 pub unsafe fn post_recv(
     qp: *mut ibv_qp,
     wr: *mut ibv_recv_wr,
@@ -109,6 +132,7 @@ pub unsafe fn post_recv(
 /// completion that is no success only `wr_id`, `status`, `qp_num` and `vendor_err` are valid.
 /// `wc` must have room for `num_entries`; never call it between `ibv_start_poll` and
 /// `ibv_end_poll` of the same queue.
+#[inline]
 pub unsafe fn poll_cq(
     cq: *mut ibv_cq,
     num_entries: c_int,
@@ -121,6 +145,7 @@ pub unsafe fn poll_cq(
 /// Arms the queue: its next completion puts an event on its channel. *Never waits.*
 ///
 /// Completions that are there already raise none: poll again after arming.
+#[inline]
 pub unsafe fn req_notify_cq(cq: *mut ibv_cq, solicited_only: bool) -> Result<(), c_int> {
     let arm = unsafe { (*(*cq).context).ops.req_notify_cq }.ok_or(libc::EOPNOTSUPP)?;
     checked(|| unsafe { arm(cq, solicited_only.into()) })
@@ -314,6 +339,7 @@ pub unsafe fn destroy_srq(srq: *mut ibv_srq) -> Result<(), c_int> {
 }
 
 /// Posts a chain of receive work requests to a shared receive queue. *Never waits.*
+#[inline]
 pub unsafe fn post_srq_recv(
     srq: *mut ibv_srq,
     wr: *mut ibv_recv_wr,

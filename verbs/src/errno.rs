@@ -7,12 +7,14 @@
 use libc::c_int;
 
 /// This thread's `errno`.
+#[inline]
 pub fn errno() -> c_int {
     // SAFETY: the location is this thread's own and valid as long as the thread lives.
     unsafe { *libc::__errno_location() }
 }
 
 /// Sets this thread's `errno`.
+#[inline]
 pub fn set_errno(value: c_int) {
     // SAFETY: as in `errno`.
     unsafe { *libc::__errno_location() = value }
@@ -23,6 +25,7 @@ pub fn set_errno(value: c_int) {
 ///
 /// Read it before anything else can change `errno`: −1 takes its meaning from there. With
 /// `errno` at 0 the −1 is taken as a negative errno value like any other, EPERM.
+#[inline]
 pub fn errno_of(ret: c_int) -> c_int {
     match ret {
         -1 => match errno() {
@@ -38,6 +41,7 @@ pub fn errno_of(ret: c_int) -> c_int {
 ///
 /// `errno` is 0 during the call, so that an older value is not taken for this call's; a call
 /// that succeeds leaves it as it was.
+#[inline]
 pub(crate) fn checked(call: impl FnOnce() -> c_int) -> Result<(), c_int> {
     let before = errno();
     set_errno(0);
