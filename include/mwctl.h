@@ -1,0 +1,944 @@
+/* SPDX-License-Identifier: MIT OR Apache-2.0 */
+/* Generated from src/capi by cbindgen; scripts/header.sh does it. */
+
+#ifndef MWCTL_H
+#define MWCTL_H
+
+#include <stddef.h>
+#include <stdint.h>
+#include <infiniband/verbs.h>
+
+/*
+ * mwctl.h: memory windows handed out, and taken back with proof.
+ *
+ * The calls that most programs need
+ *
+ *   mwctl_context_open       take an ibv_context under management
+ *   mwctl_size_queues        before ibv_create_qp: what to add to its queues
+ *   mwctl_domain_open        take an ibv_pd under management; fills a pool of windows
+ *   mwctl_region_register    memory with no remote access of its own (or _attach: yours)
+ *   mwctl_peer_attach        take an RC queue pair under management: one client
+ *   mwctl_grant              a right to a range, for one client: id and rkey
+ *   mwctl_revoke_batch       take rights back: after success they are gone, with proof
+ *   mwctl_revoke_peer        all that one client holds
+ *   mwctl_poll_cq            in place of ibv_poll_cq
+ *   mwctl_check              may this client touch this range?
+ *   mwctl_peer_detach        before ibv_destroy_qp
+ *   mwctl_context_close      after mwctl_domain_close
+ *
+ * Rules for all calls
+ *
+ *   Threads    Every call may be made from any thread at any time, but for mwctl_context_close.
+ *   Waiting    Each call says whether it *never waits* (for the network or another thread) or
+ *              *may wait*. A server can be written with the first kind alone.
+ *   Ids        Domains, regions, peers, tokens and grants are numbers. A stale one is refused
+ *              with STALE_ID; it never means something else. 0 names nothing.
+ *   Sizes      Structs of options and answers go with their size: zero-fill them, set what you
+ *              need, pass sizeof. A newer library reads an older program's struct, and the other
+ *              way round as long as what is unknown is zero.
+ *   Errors     An error leaves everything as it was, unless a call says otherwise. Nothing was
+ *              posted on bad input.
+ *   Time       Deadlines are in microseconds from now; 0 is the context's default.
+ *   Fork       A forked child is refused with FORKED.
+ *   wr_ids     Ours have bits 63 and 55 set, as no address of a user program has on x86-64 and
+ *              AArch64. A completion is taken for ours only if its wr_id is one that is
+ *              outstanding: with k outstanding, a random 64-bit number is by a chance of k/2^64.
+ *
+ * What a proof says: no access with the key starts after it, and (where the device gives that,
+ * mwctl_capabilities.memory_at_rest) no byte of host memory changes through it. What it does not
+ * say: an operation that was under way may have landed wholly, in part or not at all, whatever
+ * its initiator saw; data already read is gone; content is torn unless records carry a commit of
+ * their own.
+ */
+
+#define MWCTL_VERSION_MAJOR 1
+#define MWCTL_VERSION_MINOR 0
+#define MWCTL_VERSION_PATCH 0
+#define MWCTL_VERSION \
+  (1000000 * MWCTL_VERSION_MAJOR + 1000 * MWCTL_VERSION_MINOR + MWCTL_VERSION_PATCH)
+
+
+// What a call returns, and how a single grant or revocation ended.
+enum mwctl_status
+#ifdef __cplusplus
+  : int32_t
+#endif // __cplusplus
+ {
+  // Success.
+  MWCTL_STATUS_OK = 0,
+  // Not ended yet.
+  MWCTL_STATUS_PENDING = 1,
+  // An argument is NULL, or a combination of arguments makes no sense.
+  MWCTL_STATUS_INVALID_ARGUMENT = 10,
+  // An option struct has a size that this version does not know, or a non-zero tail.
+  MWCTL_STATUS_OPTIONS_SIZE = 11,
+  // A flag is set that this version does not know.
+  MWCTL_STATUS_UNKNOWN_FLAGS = 12,
+  // The range has length 0.
+  MWCTL_STATUS_LENGTH_ZERO = 13,
+  // The range is longer than one bind can cover (2 GiB).
+  MWCTL_STATUS_LENGTH_TOO_LONG = 14,
+  // The range is not inside the region, or it wraps around.
+  MWCTL_STATUS_OUT_OF_RANGE = 15,
+  // The object belongs to another protection domain.
+  MWCTL_STATUS_FOREIGN_PD = 16,
+  // The object belongs to another device context.
+  MWCTL_STATUS_FOREIGN_CONTEXT = 17,
+  // The id names nothing that lives: it was never issued, or what it named has ended.
+  MWCTL_STATUS_STALE_ID = 18,
+  // The device does not carry this right through a window.
+  MWCTL_STATUS_ACCESS_UNSUPPORTED = 19,
+  // The region's declared access flags do not allow this right.
+  MWCTL_STATUS_ACCESS_MISSING_ON_REGION = 20,
+  // The queue pair's access flags do not allow this right.
+  MWCTL_STATUS_ACCESS_MISSING_ON_QP = 21,
+  // A grant must carry at least one remote right.
+  MWCTL_STATUS_ACCESS_NONE = 22,
+  // The queue pair is not of type RC.
+  MWCTL_STATUS_NOT_RC = 23,
+  // The queue pair is not in RTS.
+  MWCTL_STATUS_NOT_CONNECTED = 24,
+  // The queue pair's state does not allow this.
+  MWCTL_STATUS_QP_STATE = 25,
+  // The budget exceeds what the queue pair was created with.
+  MWCTL_STATUS_BUDGET_TOO_LARGE = 26,
+  // An extended queue pair must declare its send_ops_flags.
+  MWCTL_STATUS_QP_UNDECLARED = 27,
+  // The queue pair was created without BIND_MW and LOCAL_INV.
+  MWCTL_STATUS_QP_WITHOUT_WINDOW_OPS = 28,
+  // Already attached.
+  MWCTL_STATUS_ALREADY_ATTACHED = 29,
+  // The completion queue is in use with the other polling mode.
+  MWCTL_STATUS_POLLING_MODE = 30,
+  // The memory region has remote access flags: its own rkey stays open whatever is revoked.
+  MWCTL_STATUS_PARENT_OPEN = 31,
+  // The memory region was not registered with MW_BIND.
+  MWCTL_STATUS_PARENT_NOT_BINDABLE = 32,
+  // This kind of memory (zero-based or on-demand) is not supported.
+  MWCTL_STATUS_MEMORY_KIND = 33,
+  // The grants of one prepared chain must belong to one peer.
+  MWCTL_STATUS_MIXED_PEERS = 34,
+  // An id is named twice in one call.
+  MWCTL_STATUS_DUPLICATE = 35,
+  // The range is not made of whole blocks that were taken.
+  MWCTL_STATUS_BLOCK_NOT_TAKEN = 36,
+  // The device does not support Type 2 memory windows.
+  MWCTL_STATUS_UNSUPPORTED = 40,
+  // Out of memory.
+  MWCTL_STATUS_NO_MEMORY = 41,
+  // The device allocates no more memory windows.
+  MWCTL_STATUS_DEVICE_LIMIT = 42,
+  // Every window's next key was used too recently and the device allocates no more windows.
+  MWCTL_STATUS_KEYS_EXHAUSTED = 43,
+  // No run of free blocks is long enough.
+  MWCTL_STATUS_NO_BLOCKS = 44,
+  // No window is ready now; a tick or a waiting call refills the pool.
+  MWCTL_STATUS_POOL_EMPTY = 45,
+  // The send-queue budget is in use now; try again after a completion.
+  MWCTL_STATUS_QUEUE_FULL = 46,
+  // More items than one chain or one table can hold.
+  MWCTL_STATUS_TOO_MANY = 47,
+  // Something that was opened under this object is still open.
+  MWCTL_STATUS_BUSY = 60,
+  // A revocation of this grant is under way already.
+  MWCTL_STATUS_IN_PROGRESS = 61,
+  // A waiting call on the thread that is declared to poll could never end.
+  MWCTL_STATUS_WOULD_DEADLOCK = 62,
+  // The queue pair is in an error state.
+  MWCTL_STATUS_PEER_DEAD = 63,
+  // The peer is being detached.
+  MWCTL_STATUS_PEER_LEAVING = 64,
+  // No open grant answers to this.
+  MWCTL_STATUS_NO_GRANT = 65,
+  // The deadline passed; the grant's id stays valid and must be revoked.
+  MWCTL_STATUS_TIMED_OUT = 80,
+  // Not proved: the right may still be usable.
+  MWCTL_STATUS_OPEN = 81,
+  // The bind completed with an error.
+  MWCTL_STATUS_BIND_FAILED = 82,
+  // The post failed.
+  MWCTL_STATUS_POST_FAILED = 83,
+  // The work request was not posted.
+  MWCTL_STATUS_NOT_POSTED = 84,
+  // A verbs call failed.
+  MWCTL_STATUS_VERBS_ERROR = 85,
+  // A forked child must not use the library.
+  MWCTL_STATUS_FORKED = 90,
+  // An internal error was caught; the context gives no more proofs.
+  MWCTL_STATUS_POISONED = 91,
+};
+#ifndef __cplusplus
+typedef int32_t mwctl_status;
+#endif // __cplusplus
+
+enum mwctl_event_kind
+#ifdef __cplusplus
+  : int32_t
+#endif // __cplusplus
+ {
+  // The library moved the peer's QP to ERR: its revocation missed the deadline. Only the
+  // application can tell the other side.
+  MWCTL_EVENT_KIND_PEER_KILLED = 1,
+  // The peer's QP was found in an error state.
+  MWCTL_EVENT_KIND_PEER_DEAD = 2,
+  // The peer ended a grant of its own by SEND_WITH_INV.
+  MWCTL_EVENT_KIND_PEER_INVALIDATED = 3,
+  // A peer ended another peer's grant by SEND_WITH_INV: `peer` is the one that did.
+  MWCTL_EVENT_KIND_FOREIGN_INVALIDATION = 4,
+};
+#ifndef __cplusplus
+typedef int32_t mwctl_event_kind;
+#endif // __cplusplus
+
+// What shows that a right is gone.
+enum mwctl_proof
+#ifdef __cplusplus
+  : int32_t
+#endif // __cplusplus
+ {
+  // No proof.
+  MWCTL_PROOF_NONE = 0,
+  // The LOCAL_INV completed.
+  MWCTL_PROOF_INVALIDATED = 1,
+  // The window was deallocated.
+  MWCTL_PROOF_DEALLOCATED = 2,
+  // The queue pair was in ERR and the window was deallocated.
+  MWCTL_PROOF_QP_FENCED = 3,
+  // A SEND_WITH_INV for the key was received.
+  MWCTL_PROOF_PEER_INVALIDATED = 4,
+  // The bind was never posted.
+  MWCTL_PROOF_NEVER_BOUND = 5,
+};
+#ifndef __cplusplus
+typedef int32_t mwctl_proof;
+#endif // __cplusplus
+
+// Who polls a completion queue.
+enum mwctl_polling
+#ifdef __cplusplus
+  : int32_t
+#endif // __cplusplus
+ {
+  // Everyone polls this CQ through mwctl_poll_cq. A waiting call may poll it as well and keeps
+  // the application's completions for its next mwctl_poll_cq.
+  MWCTL_POLLING_OURS = 0,
+  // The application polls and offers each completion to mwctl_take_wc; the library never polls.
+  MWCTL_POLLING_YOURS = 1,
+};
+#ifndef __cplusplus
+typedef int32_t mwctl_polling;
+#endif // __cplusplus
+
+// What the deadline of a revocation may do to a queue pair whose LOCAL_INV does not complete.
+enum mwctl_kill
+#ifdef __cplusplus
+  : int32_t
+#endif // __cplusplus
+ {
+  // Move it to ERR and deallocate, provided that its CQ was polled since the post.
+  MWCTL_KILL_ALLOWED = 0,
+  // Never touch it: report the grant as still open instead.
+  MWCTL_KILL_NEVER = 1,
+};
+#ifndef __cplusplus
+typedef int32_t mwctl_kill;
+#endif // __cplusplus
+
+// A device context under management; see mwctl_context_open.
+typedef struct mwctl_context mwctl_context;
+
+// Gets a line for the log: 0 error, 1 warning. The text is valid during the call.
+// It may come from any thread that is inside the library, and must not call back into it.
+typedef void (*mwctl_log_fn)(void *user, int32_t severity, const char *text);
+
+// Something that no call of the application's asked for.
+typedef struct mwctl_event {
+  mwctl_event_kind kind;
+  // 0 where no QP is concerned.
+  uint32_t qp_num;
+  uint64_t peer;
+  // 0 where no grant is concerned.
+  uint64_t grant;
+} mwctl_event;
+
+// Hears of what no call asked for. Called with no lock held, from mwctl_poll_cq, mwctl_take_wc,
+// mwctl_tick and the waiting calls; it may call back into the library.
+typedef void (*mwctl_event_fn)(void *user, const struct mwctl_event *event);
+
+// Options of mwctl_context_open. All zero is the default.
+typedef struct mwctl_context_options {
+  // The deadline of calls that name none, in microseconds; 0: one second.
+  uint64_t timeout_us;
+  // May be NULL: then nothing is logged. The library prints nothing by itself.
+  mwctl_log_fn log;
+  void *log_user;
+  // May be NULL.
+  mwctl_event_fn on_event;
+  void *event_user;
+} mwctl_context_options;
+
+// What was tried out on the device when the context was opened.
+typedef struct mwctl_capabilities {
+  // 1 if Type 2 windows can be allocated.
+  uint32_t type2;
+  // The device's own limit on windows.
+  uint32_t max_mw;
+  // IBV_ACCESS_REMOTE_* that a window carries on this device.
+  uint32_t rights;
+  // 1: once a revocation is proved, the host's memory is at rest. 0: what is proved is that
+  // no access starts; a byte of one under way may still change a moment later (soft-RoCE).
+  uint32_t memory_at_rest;
+  // Bytes that one grant may cover.
+  uint64_t max_length;
+} mwctl_capabilities;
+
+// Counters of a context since it was opened.
+typedef struct mwctl_stats {
+  // Grants handed out.
+  uint64_t grants;
+  // Revocations proved by a completed LOCAL_INV.
+  uint64_t proved_invalidated;
+  // Revocations proved by deallocation.
+  uint64_t proved_deallocated;
+  // Revocations proved by deallocation with the QP in ERR.
+  uint64_t proved_qp_fenced;
+  // Grants ended by the peer's SEND_WITH_INV.
+  uint64_t proved_peer_invalidated;
+  // Grants whose bind was never posted.
+  uint64_t proved_never_bound;
+  // Results that reported a right as still open.
+  uint64_t reported_open;
+  // `ibv_post_send` calls of ours.
+  uint64_t posts;
+  // Binds that we posted or saw committed.
+  uint64_t binds_posted;
+  // LOCAL_INVs that we posted or saw committed.
+  uint64_t invalidates_posted;
+  // Completions of ours, successful.
+  uint64_t completions;
+  // Completions of ours with an error.
+  uint64_t error_completions;
+  // Completions of chains that were given up with their QP.
+  uint64_t late_completions;
+  // Posts that were refused, in part or as a whole.
+  uint64_t post_errors;
+  // Windows allocated.
+  uint64_t windows_allocated;
+  // Windows deallocated.
+  uint64_t windows_deallocated;
+  // Queue pairs that we moved to ERR.
+  uint64_t peers_killed;
+  // Grants of another client ended by a peer's SEND_WITH_INV.
+  uint64_t foreign_invalidations;
+  // Application completions kept for its next poll.
+  uint64_t completions_kept;
+  // Grants refused because no window was ready.
+  uint64_t pool_misses;
+  // Binds whose key had been used before on its window.
+  uint64_t keys_reused;
+  // The smallest number of grants between two uses of one rkey; 0 while none came round.
+  uint64_t smallest_key_distance;
+} mwctl_stats;
+
+// Options of mwctl_domain_open. All zero is the default.
+typedef struct mwctl_domain_options {
+  // Windows to have ready; allocated at once, topped up by mwctl_tick. 0: 64.
+  uint32_t reserve;
+  // Windows at most; 0: as many as the device allocates.
+  uint32_t limit;
+  // Grants of other windows before an rkey may be used again; 0: 1,000,000.
+  uint64_t key_distance;
+  // Parent domains of the PD, for whose queue pairs and regions it stands.
+  struct ibv_pd *const *aliases;
+  size_t n_aliases;
+} mwctl_domain_options;
+
+// A protection domain under management. Ids are plain numbers: copy them freely; a stale one is
+// refused with STALE_ID. 0 names nothing.
+typedef struct mwctl_domain {
+  uint64_t id;
+} mwctl_domain;
+
+// The windows of a domain.
+typedef struct mwctl_domain_info {
+  // Windows allocated, bound or not.
+  uint64_t windows;
+  // Of these, ready for the next grants.
+  uint64_t ready;
+  // Of these, waiting until their next key may be used again.
+  uint64_t resting;
+  // Grants so far.
+  uint64_t grants;
+  uint64_t key_distance;
+} mwctl_domain_info;
+
+// Options of mwctl_region_register. All zero is the default.
+typedef struct mwctl_register_options {
+  // 1: on huge pages if there are any; mwctl_region_info says what came of it.
+  uint32_t huge_pages;
+  uint32_t reserved;
+  // Bytes of a block; 0: 2 MiB.
+  uint64_t block_size;
+} mwctl_register_options;
+
+// A memory region under management.
+typedef struct mwctl_region {
+  uint64_t id;
+} mwctl_region;
+
+// Options of mwctl_region_attach: struct ibv_mr carries neither the iova nor the flags, so the
+// application declares both.
+typedef struct mwctl_attach_options {
+  // The iova it was registered with; the address unless ibv_reg_mr_iova was used.
+  uint64_t iova;
+  // The IBV_ACCESS_* flags it was registered with.
+  uint32_t access;
+  // 1: the region has REMOTE_* flags and the application knows that its own rkey stays open
+  // whatever is revoked here. Otherwise such a region is refused with PARENT_OPEN.
+  uint32_t allow_open_parent;
+  // Bytes of a block; 0: 2 MiB.
+  uint64_t block_size;
+} mwctl_attach_options;
+
+// A region, and how its blocks stand.
+typedef struct mwctl_region_info {
+  // Where clients see it: the iova. For a region registered here also the address.
+  uint64_t addr;
+  uint64_t length;
+  uint32_t access;
+  uint32_t lkey;
+  // 1 if it is on huge pages that this library mapped.
+  uint32_t huge_pages;
+  // 1 if the region's own rkey is open.
+  uint32_t parent_open;
+  uint64_t block_size;
+  uint64_t blocks;
+  uint64_t blocks_taken;
+  // Given back while a right was still open: not handed out before it is proved gone.
+  uint64_t blocks_quarantined;
+  struct ibv_mr *mr;
+} mwctl_region_info;
+
+// Options of mwctl_peer_attach. All zero is the default.
+typedef struct mwctl_peer_options {
+  // Send-queue entries, and completion-queue entries, that the library may use at a time; 0:
+  // 16. What to add before ibv_create_qp: mwctl_size_queues.
+  uint32_t budget;
+  // enum mwctl_polling.
+  int32_t polling;
+  // For polling YOURS: the thread that polls, as pthread_self() returns it. A waiting call on
+  // that thread is refused with WOULD_DEADLOCK. 0: not declared.
+  uint64_t polling_thread;
+  // For a queue pair of ibv_create_qp_ex with send_ops_flags: 1, and the flags below. A queue
+  // pair created without BIND_MW and LOCAL_INV has a send queue too small for them.
+  uint32_t declares_send_ops;
+  uint32_t reserved;
+  uint64_t send_ops_flags;
+} mwctl_peer_options;
+
+// An RC queue pair under management: one client.
+typedef struct mwctl_peer {
+  uint64_t id;
+} mwctl_peer;
+
+// How one item ended.
+typedef struct mwctl_result {
+  // The grant's id. After a failed grant 0, or an id that must still be revoked.
+  uint64_t grant;
+  // The key to hand to the peer; 0 unless `status` is a success of a grant.
+  uint32_t rkey;
+  mwctl_status status;
+  // For a revocation, what shows that the right is gone.
+  mwctl_proof proof;
+  // For a failed verbs call, its errno value; else 0.
+  int32_t error;
+} mwctl_result;
+
+// Hears how an asynchronous call ended: the first status that is no success, and each item's
+// result, valid during the call. Called exactly once, with no lock held, from mwctl_poll_cq,
+// mwctl_take_wc, mwctl_tick or a waiting call, on whichever thread that is; it may call back
+// into the library.
+typedef void (*mwctl_done_fn)(void *user,
+                              mwctl_status status,
+                              const struct mwctl_result *results,
+                              size_t n);
+
+// A peer as it stands.
+typedef struct mwctl_peer_info {
+  uint32_t qp_num;
+  // 0 before RTS, 1 live, 2 the queue pair is in error, 3 gone.
+  uint32_t life;
+  // 1 once a detach has begun.
+  uint32_t leaving;
+  uint32_t budget;
+  // Send-queue entries of the budget in use.
+  uint32_t used;
+  uint32_t reserved;
+  // Open grants.
+  uint64_t grants;
+} mwctl_peer_info;
+
+// A right that is asked for.
+typedef struct mwctl_request {
+  struct mwctl_peer peer;
+  struct mwctl_region region;
+  // First byte, in the region's iova space: what the client will put into remote_addr.
+  uint64_t addr;
+  // Bytes; at least 1, at most 2 GiB.
+  uint64_t length;
+  // IBV_ACCESS_REMOTE_WRITE, _READ, _ATOMIC.
+  uint32_t access;
+  uint32_t reserved;
+} mwctl_request;
+
+// A prepared chain between prepare and commit or abort.
+typedef struct mwctl_token {
+  uint64_t id;
+} mwctl_token;
+
+// An open grant.
+typedef struct mwctl_grant_info {
+  uint64_t grant;
+  struct mwctl_peer peer;
+  uint64_t addr;
+  uint64_t length;
+  uint32_t rkey;
+  uint32_t access;
+  uint32_t qp_num;
+  // 1 once the bind is known to have completed.
+  uint32_t confirmed;
+  // 1 while a revocation is under way.
+  uint32_t revoking;
+  // 1 after a revocation that gave no proof.
+  uint32_t uncertain;
+} mwctl_grant_info;
+
+#ifdef __cplusplus
+extern "C" {
+#endif // __cplusplus
+
+// Takes a device context under management and tries out what it can do. The application keeps
+// it, and must not close it before mwctl_context_close. `size` is sizeof *opts; opts may be
+// NULL with size 0. On an error *ctx is NULL.
+// May wait (a few kernel calls).
+mwctl_status mwctl_context_open(struct ibv_context *device,
+                                const struct mwctl_context_options *opts,
+                                size_t size,
+                                struct mwctl_context **ctx);
+
+// Ends the management. Refused with BUSY while a domain is open: nothing is leaked silently.
+// No other call on the context may be under way. NULL does nothing.
+// Never waits.
+mwctl_status mwctl_context_close(struct mwctl_context *ctx);
+
+// What the device can do. `size` is sizeof *caps.
+// Never waits.
+mwctl_status mwctl_capabilities_get(struct mwctl_context *ctx,
+                                    struct mwctl_capabilities *caps,
+                                    size_t size);
+
+// Counters since the context was opened. `size` is sizeof *stats.
+// Never waits.
+mwctl_status mwctl_stats_get(struct mwctl_context *ctx, struct mwctl_stats *stats, size_t size);
+
+// What to add before ibv_create_qp and ibv_create_cq for one peer with this budget (0: 16): the
+// budget to cap->max_send_wr, and to *cqe of the queue pair's send CQ. Every send-queue entry of
+// ours may use one completion-queue entry, an error's included. Either pointer may be NULL.
+// Never waits.
+mwctl_status mwctl_size_queues(uint32_t budget, struct ibv_qp_cap *cap, int *cqe);
+
+// A descriptor for poll or epoll, one a context: readable while mwctl_tick, or for polling OURS
+// mwctl_poll_cq, has something to do. It belongs to the context; -1 on an error.
+// Never waits.
+int mwctl_event_fd(struct mwctl_context *ctx);
+
+// Nanoseconds until mwctl_tick is due: 0 at once, -1 nothing is planned. For the timeout of the
+// application's loop; the completions of a chain under way are not counted in.
+// Never waits.
+int64_t mwctl_next_timeout(struct mwctl_context *ctx);
+
+// Does what is due: deallocations, deadlines, refills of the pools, callbacks.
+// Never waits for the network or another thread; makes kernel calls where something has to be
+// allocated or deallocated.
+mwctl_status mwctl_tick(struct mwctl_context *ctx);
+
+// A sentence for a status, never NULL; static.
+// Never waits.
+const char *mwctl_status_text(int32_t status);
+
+// A sentence for a proof, never NULL; static.
+// Never waits.
+const char *mwctl_proof_text(int32_t proof);
+
+// The version of the library that runs: 1000000 * major + 1000 * minor + patch. Compare with
+// MWCTL_VERSION, the header's.
+// Never waits.
+uint32_t mwctl_version(void);
+
+// Takes a protection domain under management and allocates its reserve of windows. The
+// application keeps the PD, and must not deallocate it before mwctl_domain_close. `size` is
+// sizeof *opts; opts may be NULL with size 0.
+// May wait (a kernel call a window).
+mwctl_status mwctl_domain_open(struct mwctl_context *ctx,
+                               struct ibv_pd *pd,
+                               const struct mwctl_domain_options *opts,
+                               size_t size,
+                               struct mwctl_domain *domain);
+
+// Ends the management of a PD and deallocates its windows. Refused with BUSY while a peer or
+// region of it is attached.
+// May wait (a kernel call a window).
+mwctl_status mwctl_domain_close(struct mwctl_context *ctx, struct mwctl_domain domain);
+
+// Has at least `windows` windows ready for the next grants, so that calls that never wait find
+// them. KEYS_EXHAUSTED or DEVICE_LIMIT if the device allocates no more.
+// May wait (a kernel call a window).
+mwctl_status mwctl_domain_reserve(struct mwctl_context *ctx,
+                                  struct mwctl_domain domain,
+                                  uint32_t windows);
+
+// The windows of a domain. `size` is sizeof *info.
+// Never waits.
+mwctl_status mwctl_domain_info_get(struct mwctl_context *ctx,
+                                   struct mwctl_domain domain,
+                                   struct mwctl_domain_info *info,
+                                   size_t size);
+
+// Maps `length` bytes of zeroed memory and registers them with LOCAL_WRITE and MW_BIND alone:
+// the region has no remote access of its own, and what a grant opens, its revocation closes. A
+// forked child does not see the memory. `size` is sizeof *opts; opts may be NULL with size 0.
+// May wait (registering pins the memory).
+mwctl_status mwctl_region_register(struct mwctl_context *ctx,
+                                   struct mwctl_domain domain,
+                                   uint64_t length,
+                                   const struct mwctl_register_options *opts,
+                                   size_t size,
+                                   struct mwctl_region *region);
+
+// Takes the application's region under management. It stays the application's, which must not
+// deregister it before mwctl_region_detach. iova and access of the options must be what it was
+// registered with: struct ibv_mr carries neither, and a bind is checked against them. `size` is
+// sizeof *opts.
+// Never waits.
+mwctl_status mwctl_region_attach(struct mwctl_context *ctx,
+                                 struct mwctl_domain domain,
+                                 struct ibv_mr *mr,
+                                 const struct mwctl_attach_options *opts,
+                                 size_t size,
+                                 struct mwctl_region *region);
+
+// Ends the management of a region. Success means that ibv_dereg_mr is safe now; for a region of
+// mwctl_region_register it is done and the memory unmapped. Refused with BUSY while a grant into
+// it is open or uncertain.
+// May wait (deregistering is a kernel call).
+mwctl_status mwctl_region_detach(struct mwctl_context *ctx, struct mwctl_region region);
+
+// A region as it stands. `size` is sizeof *info.
+// Never waits.
+mwctl_status mwctl_region_info_get(struct mwctl_context *ctx,
+                                   struct mwctl_region region,
+                                   struct mwctl_region_info *info,
+                                   size_t size);
+
+// Takes `count` neighbouring blocks in which no right is open or uncertain; *addr is the first
+// byte, in the region's iova space. NO_BLOCKS if there is no such run.
+// Never waits.
+mwctl_status mwctl_block_take(struct mwctl_context *ctx,
+                              struct mwctl_region region,
+                              size_t count,
+                              uint64_t *addr);
+
+// Gives `count` blocks back that were taken, from `addr` on. Where a right is still open or
+// uncertain they stay out of use until it is proved gone.
+// Never waits.
+mwctl_status mwctl_block_give(struct mwctl_context *ctx,
+                              struct mwctl_region region,
+                              uint64_t addr,
+                              size_t count);
+
+// Takes an RC queue pair under management, in any state from INIT to RTS; grants need RTS. The
+// application keeps the queue pair and its CQs, goes on posting and polling, and must call
+// mwctl_peer_detach before it destroys the queue pair or moves it to RESET. `size` is
+// sizeof *opts; opts may be NULL with size 0.
+// May wait (queries the queue pair).
+mwctl_status mwctl_peer_attach(struct mwctl_context *ctx,
+                               struct mwctl_domain domain,
+                               struct ibv_qp *qp,
+                               const struct mwctl_peer_options *opts,
+                               size_t size,
+                               struct mwctl_peer *peer);
+
+// Revokes all that the peer holds, then takes it off the books. After success the library
+// touches neither the queue pair nor, on its behalf, its CQs again; completions of ours that
+// still come are recognised and dropped. At its deadline it moves the queue pair to ERR, which
+// the application is about to destroy anyway. On an error the peer stays, takes no new grants,
+// and the call can be repeated. timeout_us 0: the context's default.
+// May wait.
+mwctl_status mwctl_peer_detach(struct mwctl_context *ctx,
+                               struct mwctl_peer peer,
+                               uint64_t timeout_us);
+
+// The same, ending in a callback.
+// Never waits.
+mwctl_status mwctl_peer_detach_start(struct mwctl_context *ctx,
+                                     struct mwctl_peer peer,
+                                     uint64_t timeout_us,
+                                     mwctl_done_fn on_done,
+                                     void *user);
+
+// The queue pair no longer exists, or was moved to RESET without a detach: it is never touched
+// again, its windows are deallocated, the peer is off the books.
+// May wait (a kernel call a window).
+mwctl_status mwctl_peer_gone(struct mwctl_context *ctx,
+                             struct mwctl_peer peer,
+                             uint64_t timeout_us);
+
+// A peer as it stands. `size` is sizeof *info.
+// Never waits.
+mwctl_status mwctl_peer_info_get(struct mwctl_context *ctx,
+                                 struct mwctl_peer peer,
+                                 struct mwctl_peer_info *info,
+                                 size_t size);
+
+// Hands one right to one client: binds a window of the pool to its queue pair and returns once
+// the bind has completed. *result has the grant's id and the rkey for the client; on an error
+// its status, and an id only if something is still open under it (TIMED_OUT: revoke it).
+// Verbs: IBV_WR_BIND_MW on the peer's own queue pair; the rkey's low 8 bits change at each bind.
+// May wait.
+mwctl_status mwctl_grant(struct mwctl_context *ctx,
+                         const struct mwctl_request *asked,
+                         uint64_t timeout_us,
+                         struct mwctl_result *result);
+
+// Hands out many rights, to any number of clients: one post and one signaled completion for each
+// client's share, as far as its budget goes. Bad requests are refused before anything is posted.
+// `results` has room for `n`, in the order of the requests; those that failed afterwards have a
+// status of their own. Returns the first status that is no success.
+// May wait.
+mwctl_status mwctl_grant_batch(struct mwctl_context *ctx,
+                               const struct mwctl_request *asked,
+                               size_t n,
+                               uint64_t timeout_us,
+                               struct mwctl_result *results);
+
+// The same, ending in a callback. POOL_EMPTY in a result means that no window was ready: reserve
+// more, or let mwctl_tick refill the pool.
+// Never waits.
+mwctl_status mwctl_grant_start(struct mwctl_context *ctx,
+                               const struct mwctl_request *asked,
+                               size_t n,
+                               uint64_t timeout_us,
+                               mwctl_done_fn on_done,
+                               void *user);
+
+// Ends a grant and hands out its successor to the same client, in one post: the new right, with
+// a new id and rkey, begins only after the old one is gone. results[0] is the revocation's,
+// results[1] the new grant's.
+// May wait.
+mwctl_status mwctl_regrant(struct mwctl_context *ctx,
+                           uint64_t grant,
+                           const struct mwctl_request *asked,
+                           uint64_t timeout_us,
+                           struct mwctl_result *results);
+
+// Takes one right back. After success the key is dead: no access with it starts, and result says
+// by what proof. OPEN: not proved; the grant stays on the books and its memory out of use, and
+// the call can be repeated. result may be NULL. timeout_us 0: the context's default.
+// Verbs: IBV_WR_LOCAL_INV on the queue pair that the window is bound to. A client that goes on
+// using the key gets IBV_WC_REM_ACCESS_ERR, and both queue pairs go to ERR.
+// May wait.
+mwctl_status mwctl_revoke(struct mwctl_context *ctx,
+                          uint64_t grant,
+                          uint64_t timeout_us,
+                          struct mwctl_result *result);
+
+// Takes many rights back, of any number of clients: a chain of LOCAL_INVs a client, with one post
+// and one signaled completion, all clients' chains in flight together. `results` may be NULL or
+// has room for `n`, in order; a stale or doubled id has a status of its own there and does not
+// keep the others from ending. `kill`: enum mwctl_kill. Returns the first status that is no
+// success.
+// May wait.
+mwctl_status mwctl_revoke_batch(struct mwctl_context *ctx,
+                                const uint64_t *grants,
+                                size_t n,
+                                uint64_t timeout_us,
+                                int32_t kill,
+                                struct mwctl_result *results);
+
+// The same, ending in a callback.
+// Never waits.
+mwctl_status mwctl_revoke_start(struct mwctl_context *ctx,
+                                const uint64_t *grants,
+                                size_t n,
+                                uint64_t timeout_us,
+                                int32_t kill,
+                                mwctl_done_fn on_done,
+                                void *user);
+
+// Takes back all that one client holds, what is being granted included. *n, if not NULL, is the
+// number of grants that ended. The queue pair stays attached and can be granted to again.
+// May wait.
+mwctl_status mwctl_revoke_peer(struct mwctl_context *ctx,
+                               struct mwctl_peer peer,
+                               uint64_t timeout_us,
+                               int32_t kill,
+                               size_t *n);
+
+// The same, ending in a callback with a result for each grant.
+// Never waits.
+mwctl_status mwctl_revoke_peer_start(struct mwctl_context *ctx,
+                                     struct mwctl_peer peer,
+                                     uint64_t timeout_us,
+                                     int32_t kill,
+                                     mwctl_done_fn on_done,
+                                     void *user);
+
+// Takes back every right of any client that touches the range. *n, if not NULL, is the number of
+// grants that ended.
+// May wait.
+mwctl_status mwctl_revoke_range(struct mwctl_context *ctx,
+                                struct mwctl_region region,
+                                uint64_t addr,
+                                uint64_t length,
+                                uint64_t timeout_us,
+                                int32_t kill,
+                                size_t *n);
+
+// The same, ending in a callback with a result for each grant.
+// Never waits.
+mwctl_status mwctl_revoke_range_start(struct mwctl_context *ctx,
+                                      struct mwctl_region region,
+                                      uint64_t addr,
+                                      uint64_t length,
+                                      uint64_t timeout_us,
+                                      int32_t kill,
+                                      mwctl_done_fn on_done,
+                                      void *user);
+
+// Binds for the application to post itself, for one client: fills wrs[0..n-1], linked by next,
+// the last one's next NULL for the application to continue. Each result has id and rkey at once;
+// the rkey may travel in a later SEND of the same chain and in no other way before the grant is
+// confirmed (mwctl_grant_info). wrs must stay in place until commit or abort, one of which must
+// follow. Takes n entries of the budget: QUEUE_FULL if they are in use, POOL_EMPTY if no window
+// is ready.
+// Never waits.
+mwctl_status mwctl_grant_prepare(struct mwctl_context *ctx,
+                                 const struct mwctl_request *asked,
+                                 size_t n,
+                                 struct ibv_send_wr *wrs,
+                                 struct mwctl_result *results,
+                                 struct mwctl_token *token);
+
+// LOCAL_INVs for the application to post itself, for grants of one client: fills wrs[0..n-1] as
+// above, the last one signaled. on_done, which may be NULL, hears of the proof after the commit.
+// Takes n entries of the budget.
+// Never waits.
+mwctl_status mwctl_revoke_prepare(struct mwctl_context *ctx,
+                                  const uint64_t *grants,
+                                  size_t n,
+                                  uint64_t timeout_us,
+                                  int32_t kill,
+                                  mwctl_done_fn on_done,
+                                  void *user,
+                                  struct ibv_send_wr *wrs,
+                                  struct mwctl_token *token);
+
+// A LOCAL_INV for a grant and a bind for its successor to the same client: fills wrs[0] and
+// wrs[1], to be posted in this order. *result is the new grant's. on_done, which may be NULL,
+// hears of the old one's proof. Takes 2 entries of the budget.
+// Never waits.
+mwctl_status mwctl_regrant_prepare(struct mwctl_context *ctx,
+                                   uint64_t grant,
+                                   const struct mwctl_request *asked,
+                                   uint64_t timeout_us,
+                                   mwctl_done_fn on_done,
+                                   void *user,
+                                   struct ibv_send_wr *wrs,
+                                   struct mwctl_result *result,
+                                   struct mwctl_token *token);
+
+// Says how the post of a prepared chain went: `ret` is what ibv_post_send returned, `bad_wr`
+// what it set. The application's own requests may stand before, between and after ours; the
+// whole chain must still be in place. What was not posted ends: grants are void, revocations are
+// taken back, both with NOT_POSTED. *posted, if not NULL, is the number of our requests that
+// count as posted. Call it also when the post failed, and right after the post.
+// Never waits.
+mwctl_status mwctl_commit(struct mwctl_context *ctx,
+                          struct mwctl_token token,
+                          int ret,
+                          const struct ibv_send_wr *bad_wr,
+                          size_t *posted);
+
+// The chain was not posted and will not be: as a commit of which nothing was posted.
+// Never waits.
+mwctl_status mwctl_abort(struct mwctl_context *ctx, struct mwctl_token token);
+
+// Stands in for ibv_poll_cq, with the same arguments, results and order, for any CQ: the
+// application's completions come out, ours are taken in. It returns 0 only when the queue was
+// seen empty. Negative on an error, as ibv_poll_cq.
+// Never waits.
+int mwctl_poll_cq(struct mwctl_context *ctx, struct ibv_cq *cq, int num_entries, struct ibv_wc *wc);
+
+// For an application that polls by itself: offers a completion. 1: it was ours, forget it. 0: it
+// is the application's. Offer every one, also those with an error: what they say of a queue pair
+// or a key is taken to heart. `cq` is the queue it came from. wc is read during the call alone.
+// Negative on an error, and then the completion is the application's.
+// Never waits.
+int mwctl_take_wc(struct mwctl_context *ctx, struct ibv_cq *cq, const struct ibv_wc *wc);
+
+// Offers an asynchronous event that ibv_get_async_event returned, before it is acknowledged. The
+// event stays the application's; what it says of a queue pair or the device is taken to heart.
+// Never waits.
+mwctl_status mwctl_take_async_event(struct mwctl_context *ctx, const struct ibv_async_event *event);
+
+// Whether the client behind a queue pair holds a live grant that covers the whole range with all
+// these rights: OK and the grant's id in *grant (which may be NULL), or NO_GRANT if there is
+// none. Takes no lock.
+// Never waits.
+mwctl_status mwctl_check(struct mwctl_context *ctx,
+                         struct mwctl_domain domain,
+                         uint32_t qp_num,
+                         uint64_t addr,
+                         uint64_t length,
+                         uint32_t access,
+                         uint64_t *grant);
+
+// The open grant whose rkey this is; NO_GRANT if there is none. `size` is sizeof *info. Takes no
+// lock.
+// Never waits.
+mwctl_status mwctl_find_rkey(struct mwctl_context *ctx,
+                             uint32_t rkey,
+                             struct mwctl_grant_info *info,
+                             size_t size);
+
+// A grant by its id; STALE_ID once it has ended. `size` is sizeof *info. Takes no lock.
+// Never waits.
+mwctl_status mwctl_grant_info_get(struct mwctl_context *ctx,
+                                  uint64_t grant,
+                                  struct mwctl_grant_info *info,
+                                  size_t size);
+
+// The ids of a client's open grants: fills in as many as `room`, and sets *n to how many there
+// are.
+// Never waits.
+mwctl_status mwctl_peer_grants(struct mwctl_context *ctx,
+                               struct mwctl_peer peer,
+                               uint64_t *grants,
+                               size_t room,
+                               size_t *n);
+
+// The ids of the open grants that touch a range, likewise.
+// Never waits.
+mwctl_status mwctl_range_grants(struct mwctl_context *ctx,
+                                struct mwctl_region region,
+                                uint64_t addr,
+                                uint64_t length,
+                                uint64_t *grants,
+                                size_t room,
+                                size_t *n);
+
+#ifdef __cplusplus
+}  // extern "C"
+#endif  // __cplusplus
+
+#endif  /* MWCTL_H */

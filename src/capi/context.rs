@@ -1,0 +1,200 @@
+//! Contexts.
+
+use std::ffi::{c_char, c_int, c_void, CString};
+
+use super::types::*;
+use super::{answer, enter, enter_or, options, out};
+use crate::context::{Context, ContextOptions, Severity, MAX_BIND};
+use crate::device::Device;
+use crate::event::Event;
+use crate::fork;
+use crate::stats::Stats;
+use crate::status::{Proof, Result, Status};
+
+/// A pointer of the application's, handed back to it and never followed.
+#[derive(Clone, Copy)]
+struct User(*mut c_void);
+// SAFETY: handed back only.
+unsafe impl Send for User {}
+// SAFETY: as above.
+unsafe impl Sync for User {}
+
+impl User {
+    fn get(self) -> *mut c_void {
+        self.0
+    }
+}
+
+/// Takes a device context under management and tries out what it can do. The application keeps
+/// it, and must not close it before mwctl_context_close. `size` is sizeof *opts; opts may be
+/// NULL with size 0. On an error *ctx is NULL.
+/// May wait (a few kernel calls).
+#[no_mangle]
+pub unsafe extern "C" fn mwctl_context_open(
+    device: *mut verbs::ibv_context,
+    opts: *const mwctl_context_options,
+    size: usize,
+    ctx: *mut *mut mwctl_context,
+) -> Status {
+    fork::arm();
+    let open = || -> Result<()> {
+        // SAFETY: the caller's pointers, as documented.
+        let place = unsafe { out(ctx) }?;
+        *place = std::ptr::null_mut();
+        let device = std::ptr::NonNull::new(device).ok_or(Status::InvalidArgument)?;
+        // SAFETY: as documented.
+        let (opts, device) = unsafe { (options(opts, size)?, Device::new(device)) };
+        *place = Box::into_raw(Box::new(Context::open(device, core_options(opts))?)).cast();
+        Ok(())
+    };
+    std::panic::catch_unwind(std::panic::AssertUnwindSafe(open)).map_or(Status::Poisoned, Status::from)
+}
+
+fn core_options(opts: mwctl_context_options) -> ContextOptions {
+    let (log_user, event_user) = (User(opts.log_user), User(opts.event_user));
+    let log = opts.log.map(|call| -> crate::context::Log {
+        Box::new(move |severity: Severity, text: &str| {
+            let text = CString::new(text).unwrap_or_default();
+            // SAFETY: the application's function, with what it was promised.
+            unsafe { call(log_user.get(), severity as i32, text.as_ptr()) }
+        })
+    });
+    let on_event = opts.on_event.map(|call| -> crate::context::OnEvent {
+        // SAFETY: the application's function, with what it was promised.
+        Box::new(move |event: Event| unsafe { call(event_user.get(), &event) })
+    });
+    ContextOptions { timeout_us: opts.timeout_us, log, on_event }
+}
+
+/// Ends the management. Refused with BUSY while a domain is open: nothing is leaked silently.
+/// No other call on the context may be under way. NULL does nothing.
+/// Never waits.
+#[no_mangle]
+pub unsafe extern "C" fn mwctl_context_close(ctx: *mut mwctl_context) -> Status {
+    if ctx.is_null() {
+        return Status::Ok;
+    }
+    let closed = enter(ctx, |core| core.check_closable());
+    if closed == Status::Ok {
+        // SAFETY: made by mwctl_context_open, and not used after this.
+        drop(unsafe { Box::from_raw(ctx.cast::<Context>()) });
+    }
+    closed
+}
+
+/// What the device can do. `size` is sizeof *caps.
+/// Never waits.
+#[no_mangle]
+pub unsafe extern "C" fn mwctl_capabilities_get(
+    ctx: *mut mwctl_context,
+    caps: *mut mwctl_capabilities,
+    size: usize,
+) -> Status {
+    enter(ctx, |core| {
+        let known = &core.capabilities;
+        let value = mwctl_capabilities {
+            type2: known.type2.into(),
+            max_mw: known.max_mw,
+            rights: known.rights,
+            memory_at_rest: known.memory_at_rest.into(),
+            max_length: MAX_BIND,
+        };
+        // SAFETY: as documented.
+        unsafe { answer(caps, size, value) }
+    })
+}
+
+/// Counters since the context was opened. `size` is sizeof *stats.
+/// Never waits.
+#[no_mangle]
+pub unsafe extern "C" fn mwctl_stats_get(ctx: *mut mwctl_context, stats: *mut Stats, size: usize) -> Status {
+    // SAFETY: as documented.
+    enter(ctx, |core| unsafe { answer(stats, size, core.counters.read()) })
+}
+
+/// What to add before ibv_create_qp and ibv_create_cq for one peer with this budget (0: 16): the
+/// budget to cap->max_send_wr, and to *cqe of the queue pair's send CQ. Every send-queue entry of
+/// ours may use one completion-queue entry, an error's included. Either pointer may be NULL.
+/// Never waits.
+#[no_mangle]
+pub unsafe extern "C" fn mwctl_size_queues(
+    budget: u32,
+    cap: *mut verbs::ibv_qp_cap,
+    cqe: *mut c_int,
+) -> Status {
+    let budget = if budget == 0 { crate::peer::DEFAULT_BUDGET } else { budget };
+    // SAFETY: the caller's pointers, as documented.
+    let (cap, cqe) = unsafe { (cap.as_mut(), cqe.as_mut()) };
+    let sum = |value: u32| value.checked_add(budget).filter(|sum| *sum <= i32::MAX as u32);
+    let max_send_wr = cap.as_ref().map_or(Some(0), |cap| sum(cap.max_send_wr));
+    let entries = cqe.as_ref().map_or(Some(0), |cqe| u32::try_from(**cqe).ok().and_then(sum));
+    let (Some(max_send_wr), Some(entries)) = (max_send_wr, entries) else {
+        return Status::BudgetTooLarge;
+    };
+    if let Some(cap) = cap {
+        cap.max_send_wr = max_send_wr;
+    }
+    if let Some(cqe) = cqe {
+        *cqe = entries as c_int;
+    }
+    Status::Ok
+}
+
+/// A descriptor for poll or epoll, one a context: readable while mwctl_tick, or for polling OURS
+/// mwctl_poll_cq, has something to do. It belongs to the context; -1 on an error.
+/// Never waits.
+#[no_mangle]
+pub unsafe extern "C" fn mwctl_event_fd(ctx: *mut mwctl_context) -> c_int {
+    enter_or(ctx, |_| -1, |core| core.event_fd())
+}
+
+/// Nanoseconds until mwctl_tick is due: 0 at once, -1 nothing is planned. For the timeout of the
+/// application's loop; the completions of a chain under way are not counted in.
+/// Never waits.
+#[no_mangle]
+pub unsafe extern "C" fn mwctl_next_timeout(ctx: *mut mwctl_context) -> i64 {
+    enter_or(ctx, |_| -1, |core| core.next_timeout().map_or(-1, |ns| ns.min(i64::MAX as u64) as i64))
+}
+
+/// Does what is due: deallocations, deadlines, refills of the pools, callbacks.
+/// Never waits for the network or another thread; makes kernel calls where something has to be
+/// allocated or deallocated.
+#[no_mangle]
+pub unsafe extern "C" fn mwctl_tick(ctx: *mut mwctl_context) -> Status {
+    enter(ctx, |core| {
+        core.tick();
+        Ok(())
+    })
+}
+
+/// A sentence for a status, never NULL; static.
+/// Never waits.
+#[no_mangle]
+pub extern "C" fn mwctl_status_text(status: i32) -> *const c_char {
+    Status::text_of(status).unwrap_or(c"unknown status").as_ptr()
+}
+
+/// A sentence for a proof, never NULL; static.
+/// Never waits.
+#[no_mangle]
+pub extern "C" fn mwctl_proof_text(proof: i32) -> *const c_char {
+    Proof::text_of(proof).unwrap_or(c"unknown proof").as_ptr()
+}
+
+/// The version of the library that runs: 1000000 * major + 1000 * minor + patch. Compare with
+/// MWCTL_VERSION, the header's.
+/// Never waits.
+#[no_mangle]
+pub extern "C" fn mwctl_version() -> u32 {
+    const fn number(digits: &str) -> u32 {
+        let (bytes, mut at, mut value) = (digits.as_bytes(), 0, 0);
+        while at < bytes.len() {
+            value = value * 10 + (bytes[at] - b'0') as u32;
+            at += 1;
+        }
+        value
+    }
+    const MAJOR: u32 = number(env!("CARGO_PKG_VERSION_MAJOR"));
+    const MINOR: u32 = number(env!("CARGO_PKG_VERSION_MINOR"));
+    MAJOR * 1_000_000 + MINOR * 1_000 + number(env!("CARGO_PKG_VERSION_PATCH"))
+}

@@ -1,0 +1,105 @@
+//! Grants.
+
+use std::ffi::c_void;
+
+use super::revoke::done;
+use super::types::*;
+use super::{array, array_mut, enter, out};
+use crate::grant::Request;
+use crate::op::Outcome;
+use crate::status::{Result, Status};
+
+pub fn request(asked: &mwctl_request) -> Result<Request> {
+    if asked.reserved != 0 {
+        return Err(Status::UnknownFlags);
+    }
+    Ok(Request {
+        peer: asked.peer.id,
+        region: asked.region.id,
+        addr: asked.addr,
+        length: asked.length,
+        access: asked.access,
+    })
+}
+
+pub unsafe fn requests(first: *const mwctl_request, n: usize) -> Result<Vec<Request>> {
+    // SAFETY: the caller's array.
+    unsafe { array(first, n) }?.iter().map(request).collect()
+}
+
+/// Hands one right to one client: binds a window of the pool to its queue pair and returns once
+/// the bind has completed. *result has the grant's id and the rkey for the client; on an error
+/// its status, and an id only if something is still open under it (TIMED_OUT: revoke it).
+/// Verbs: IBV_WR_BIND_MW on the peer's own queue pair; the rkey's low 8 bits change at each bind.
+/// May wait.
+#[no_mangle]
+pub unsafe extern "C" fn mwctl_grant(
+    ctx: *mut mwctl_context,
+    asked: *const mwctl_request,
+    timeout_us: u64,
+    result: *mut Outcome,
+) -> Status {
+    // SAFETY: one element each.
+    unsafe { mwctl_grant_batch(ctx, asked, 1, timeout_us, result) }
+}
+
+/// Hands out many rights, to any number of clients: one post and one signaled completion for each
+/// client's share, as far as its budget goes. Bad requests are refused before anything is posted.
+/// `results` has room for `n`, in the order of the requests; those that failed afterwards have a
+/// status of their own. Returns the first status that is no success.
+/// May wait.
+#[no_mangle]
+pub unsafe extern "C" fn mwctl_grant_batch(
+    ctx: *mut mwctl_context,
+    asked: *const mwctl_request,
+    n: usize,
+    timeout_us: u64,
+    results: *mut Outcome,
+) -> Status {
+    enter(ctx, |core| {
+        // SAFETY: the caller's arrays, as documented.
+        let (places, asked) = unsafe { (array_mut(results, n)?, array(asked, n)?) };
+        places.fill(Outcome::failed(0, Status::NotPosted));
+        if let [one] = asked {
+            return core.grant(&[request(one)?], timeout_us, places);
+        }
+        let asked: Result<Vec<Request>> = asked.iter().map(request).collect();
+        core.grant(&asked?, timeout_us, places)
+    })
+}
+
+/// The same, ending in a callback. POOL_EMPTY in a result means that no window was ready: reserve
+/// more, or let mwctl_tick refill the pool.
+/// Never waits.
+#[no_mangle]
+pub unsafe extern "C" fn mwctl_grant_start(
+    ctx: *mut mwctl_context,
+    asked: *const mwctl_request,
+    n: usize,
+    timeout_us: u64,
+    on_done: mwctl_done_fn,
+    user: *mut c_void,
+) -> Status {
+    // SAFETY: the caller's array, as documented.
+    enter(ctx, |core| core.grant_start(&unsafe { requests(asked, n) }?, timeout_us, done(on_done, user)?))
+}
+
+/// Ends a grant and hands out its successor to the same client, in one post: the new right, with
+/// a new id and rkey, begins only after the old one is gone. results[0] is the revocation's,
+/// results[1] the new grant's.
+/// May wait.
+#[no_mangle]
+pub unsafe extern "C" fn mwctl_regrant(
+    ctx: *mut mwctl_context,
+    grant: u64,
+    asked: *const mwctl_request,
+    timeout_us: u64,
+    results: *mut Outcome,
+) -> Status {
+    enter(ctx, |core| {
+        // SAFETY: the caller's pointers; an array of two.
+        let (asked, places) = unsafe { (out(asked.cast_mut())?, out(results.cast::<[Outcome; 2]>())?) };
+        *places = [Outcome::failed(grant, Status::NotPosted), Outcome::failed(0, Status::NotPosted)];
+        core.regrant(grant, &request(asked)?, timeout_us, places)
+    })
+}

@@ -1,0 +1,119 @@
+//! Peers.
+
+use std::ffi::c_void;
+
+use super::revoke::done;
+use super::types::*;
+use super::{answer, enter, options, out};
+use crate::cq::Mode;
+use crate::device::Qp;
+use crate::peer::{Life, PeerOptions};
+use crate::status::{Result, Status};
+
+fn core_options(opts: &mwctl_peer_options) -> Result<PeerOptions> {
+    const OURS: i32 = mwctl_polling::Ours as i32;
+    const YOURS: i32 = mwctl_polling::Yours as i32;
+    let mode = match opts.polling {
+        OURS => Mode::Ours,
+        YOURS => Mode::Yours,
+        _ => return Err(Status::UnknownFlags),
+    };
+    if opts.declares_send_ops > 1 || opts.reserved != 0 {
+        return Err(Status::UnknownFlags);
+    }
+    let send_ops_flags = (opts.declares_send_ops == 1).then_some(opts.send_ops_flags);
+    Ok(PeerOptions { budget: opts.budget, mode, send_ops_flags, polling_thread: opts.polling_thread })
+}
+
+/// Takes an RC queue pair under management, in any state from INIT to RTS; grants need RTS. The
+/// application keeps the queue pair and its CQs, goes on posting and polling, and must call
+/// mwctl_peer_detach before it destroys the queue pair or moves it to RESET. `size` is
+/// sizeof *opts; opts may be NULL with size 0.
+/// May wait (queries the queue pair).
+#[no_mangle]
+pub unsafe extern "C" fn mwctl_peer_attach(
+    ctx: *mut mwctl_context,
+    domain: mwctl_domain,
+    qp: *mut verbs::ibv_qp,
+    opts: *const mwctl_peer_options,
+    size: usize,
+    peer: *mut mwctl_peer,
+) -> Status {
+    enter(ctx, |core| {
+        let qp = std::ptr::NonNull::new(qp).ok_or(Status::InvalidArgument)?;
+        // SAFETY: the caller's pointers, as documented.
+        let (qp, opts, place) = unsafe { (Qp::new(qp), options(opts, size)?, out(peer)?) };
+        *place = mwctl_peer { id: core.peer_attach(domain.id, qp, core_options(&opts)?)? };
+        Ok(())
+    })
+}
+
+/// Revokes all that the peer holds, then takes it off the books. After success the library
+/// touches neither the queue pair nor, on its behalf, its CQs again; completions of ours that
+/// still come are recognised and dropped. At its deadline it moves the queue pair to ERR, which
+/// the application is about to destroy anyway. On an error the peer stays, takes no new grants,
+/// and the call can be repeated. timeout_us 0: the context's default.
+/// May wait.
+#[no_mangle]
+pub unsafe extern "C" fn mwctl_peer_detach(
+    ctx: *mut mwctl_context,
+    peer: mwctl_peer,
+    timeout_us: u64,
+) -> Status {
+    enter(ctx, |core| core.peer_detach(peer.id, timeout_us))
+}
+
+/// The same, ending in a callback.
+/// Never waits.
+#[no_mangle]
+pub unsafe extern "C" fn mwctl_peer_detach_start(
+    ctx: *mut mwctl_context,
+    peer: mwctl_peer,
+    timeout_us: u64,
+    on_done: mwctl_done_fn,
+    user: *mut c_void,
+) -> Status {
+    enter(ctx, |core| core.peer_detach_start(peer.id, timeout_us, done(on_done, user)?))
+}
+
+/// The queue pair no longer exists, or was moved to RESET without a detach: it is never touched
+/// again, its windows are deallocated, the peer is off the books.
+/// May wait (a kernel call a window).
+#[no_mangle]
+pub unsafe extern "C" fn mwctl_peer_gone(
+    ctx: *mut mwctl_context,
+    peer: mwctl_peer,
+    timeout_us: u64,
+) -> Status {
+    enter(ctx, |core| core.peer_gone(peer.id, timeout_us))
+}
+
+/// A peer as it stands. `size` is sizeof *info.
+/// Never waits.
+#[no_mangle]
+pub unsafe extern "C" fn mwctl_peer_info_get(
+    ctx: *mut mwctl_context,
+    peer: mwctl_peer,
+    info: *mut mwctl_peer_info,
+    size: usize,
+) -> Status {
+    enter(ctx, |core| {
+        let facts = core.peer_facts(peer.id)?;
+        let value = mwctl_peer_info {
+            qp_num: facts.qp_num,
+            life: match facts.life {
+                Life::Unused | Life::Connecting => 0,
+                Life::Live => 1,
+                Life::Dead => 2,
+                Life::Gone => 3,
+            },
+            leaving: facts.leaving.into(),
+            budget: facts.budget,
+            used: facts.used,
+            reserved: 0,
+            grants: facts.grants as u64,
+        };
+        // SAFETY: as documented.
+        unsafe { answer(info, size, value) }
+    })
+}

@@ -1,0 +1,119 @@
+//! Questions to the table.
+
+use super::types::*;
+use super::{answer, array_mut, enter, out};
+use crate::region::RIGHTS;
+use crate::status::{Result, Status};
+use crate::table::GrantFacts;
+use crate::window::State;
+
+/// Whether the client behind a queue pair holds a live grant that covers the whole range with all
+/// these rights: OK and the grant's id in *grant (which may be NULL), or NO_GRANT if there is
+/// none. Takes no lock.
+/// Never waits.
+#[no_mangle]
+pub unsafe extern "C" fn mwctl_check(
+    ctx: *mut mwctl_context,
+    domain: mwctl_domain,
+    qp_num: u32,
+    addr: u64,
+    length: u64,
+    access: u32,
+    grant: *mut u64,
+) -> Status {
+    enter(ctx, |core| {
+        if access & !RIGHTS != 0 {
+            return Err(Status::UnknownFlags);
+        }
+        let found = core.check(domain.id, qp_num, addr, length, access)?.ok_or(Status::NoGrant)?;
+        // SAFETY: the caller's pointer or NULL.
+        if let Some(place) = unsafe { grant.as_mut() } {
+            *place = found;
+        }
+        Ok(())
+    })
+}
+
+unsafe fn answer_grant(facts: GrantFacts, info: *mut mwctl_grant_info, size: usize) -> Result<()> {
+    let right = facts.right;
+    let value = mwctl_grant_info {
+        grant: facts.grant,
+        peer: mwctl_peer { id: facts.peer },
+        addr: right.addr,
+        length: right.length,
+        rkey: right.rkey,
+        access: right.access,
+        qp_num: facts.qp_num,
+        confirmed: right.confirmed.into(),
+        revoking: matches!(right.state, State::Revoking | State::Invalidating | State::Deallocating).into(),
+        uncertain: (right.state == State::Uncertain).into(),
+    };
+    // SAFETY: as documented.
+    unsafe { answer(info, size, value) }
+}
+
+/// The open grant whose rkey this is; NO_GRANT if there is none. `size` is sizeof *info. Takes no
+/// lock.
+/// Never waits.
+#[no_mangle]
+pub unsafe extern "C" fn mwctl_find_rkey(
+    ctx: *mut mwctl_context,
+    rkey: u32,
+    info: *mut mwctl_grant_info,
+    size: usize,
+) -> Status {
+    // SAFETY: as documented.
+    enter(ctx, |core| unsafe { answer_grant(core.find_rkey(rkey).ok_or(Status::NoGrant)?, info, size) })
+}
+
+/// A grant by its id; STALE_ID once it has ended. `size` is sizeof *info. Takes no lock.
+/// Never waits.
+#[no_mangle]
+pub unsafe extern "C" fn mwctl_grant_info_get(
+    ctx: *mut mwctl_context,
+    grant: u64,
+    info: *mut mwctl_grant_info,
+    size: usize,
+) -> Status {
+    // SAFETY: as documented.
+    enter(ctx, |core| unsafe { answer_grant(core.grant_facts(grant)?, info, size) })
+}
+
+/// The ids of a client's open grants: fills in as many as `room`, and sets *n to how many there
+/// are.
+/// Never waits.
+#[no_mangle]
+pub unsafe extern "C" fn mwctl_peer_grants(
+    ctx: *mut mwctl_context,
+    peer: mwctl_peer,
+    grants: *mut u64,
+    room: usize,
+    n: *mut usize,
+) -> Status {
+    enter(ctx, |core| {
+        // SAFETY: the caller's pointers, as documented.
+        let (grants, n) = unsafe { (array_mut(grants, room)?, out(n)?) };
+        *n = core.peer_grants(peer.id, grants)?;
+        Ok(())
+    })
+}
+
+/// The ids of the open grants that touch a range, likewise.
+/// Never waits.
+#[no_mangle]
+pub unsafe extern "C" fn mwctl_range_grants(
+    ctx: *mut mwctl_context,
+    region: mwctl_region,
+    addr: u64,
+    length: u64,
+    grants: *mut u64,
+    room: usize,
+    n: *mut usize,
+) -> Status {
+    enter(ctx, |core| {
+        // SAFETY: the caller's pointers, as documented.
+        let (grants, n) = unsafe { (array_mut(grants, room)?, out(n)?) };
+        *n = core.range_grants(region.id, addr, length, grants)?;
+        Ok(())
+    })
+}

@@ -1,0 +1,269 @@
+//! The structs of the C interface.
+
+use std::ffi::{c_char, c_void};
+
+use super::Plain;
+use crate::event::Event;
+use crate::op::Outcome;
+use crate::stats::Stats;
+use crate::status::Status;
+
+/// A device context under management; see mwctl_context_open.
+pub enum mwctl_context {}
+
+/// A protection domain under management. Ids are plain numbers: copy them freely; a stale one is
+/// refused with STALE_ID. 0 names nothing.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct mwctl_domain {
+    pub id: u64,
+}
+
+/// A memory region under management.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct mwctl_region {
+    pub id: u64,
+}
+
+/// An RC queue pair under management: one client.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct mwctl_peer {
+    pub id: u64,
+}
+
+/// A prepared chain between prepare and commit or abort.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct mwctl_token {
+    pub id: u64,
+}
+
+/// Gets a line for the log: 0 error, 1 warning. The text is valid during the call.
+/// It may come from any thread that is inside the library, and must not call back into it.
+pub type mwctl_log_fn = Option<unsafe extern "C" fn(user: *mut c_void, severity: i32, text: *const c_char)>;
+
+/// Hears of what no call asked for. Called with no lock held, from mwctl_poll_cq, mwctl_take_wc,
+/// mwctl_tick and the waiting calls; it may call back into the library.
+pub type mwctl_event_fn = Option<unsafe extern "C" fn(user: *mut c_void, event: *const Event)>;
+
+/// Hears how an asynchronous call ended: the first status that is no success, and each item's
+/// result, valid during the call. Called exactly once, with no lock held, from mwctl_poll_cq,
+/// mwctl_take_wc, mwctl_tick or a waiting call, on whichever thread that is; it may call back
+/// into the library.
+pub type mwctl_done_fn =
+    Option<unsafe extern "C" fn(user: *mut c_void, status: Status, results: *const Outcome, n: usize)>;
+
+/// Options of mwctl_context_open. All zero is the default.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct mwctl_context_options {
+    /// The deadline of calls that name none, in microseconds; 0: one second.
+    pub timeout_us: u64,
+    /// May be NULL: then nothing is logged. The library prints nothing by itself.
+    pub log: mwctl_log_fn,
+    pub log_user: *mut c_void,
+    /// May be NULL.
+    pub on_event: mwctl_event_fn,
+    pub event_user: *mut c_void,
+}
+
+/// What was tried out on the device when the context was opened.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct mwctl_capabilities {
+    /// 1 if Type 2 windows can be allocated.
+    pub type2: u32,
+    /// The device's own limit on windows.
+    pub max_mw: u32,
+    /// IBV_ACCESS_REMOTE_* that a window carries on this device.
+    pub rights: u32,
+    /// 1: once a revocation is proved, the host's memory is at rest. 0: what is proved is that
+    /// no access starts; a byte of one under way may still change a moment later (soft-RoCE).
+    pub memory_at_rest: u32,
+    /// Bytes that one grant may cover.
+    pub max_length: u64,
+}
+
+/// Options of mwctl_domain_open. All zero is the default.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct mwctl_domain_options {
+    /// Windows to have ready; allocated at once, topped up by mwctl_tick. 0: 64.
+    pub reserve: u32,
+    /// Windows at most; 0: as many as the device allocates.
+    pub limit: u32,
+    /// Grants of other windows before an rkey may be used again; 0: 1,000,000.
+    pub key_distance: u64,
+    /// Parent domains of the PD, for whose queue pairs and regions it stands.
+    pub aliases: *const *mut verbs::ibv_pd,
+    pub n_aliases: usize,
+}
+
+/// The windows of a domain.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct mwctl_domain_info {
+    /// Windows allocated, bound or not.
+    pub windows: u64,
+    /// Of these, ready for the next grants.
+    pub ready: u64,
+    /// Of these, waiting until their next key may be used again.
+    pub resting: u64,
+    /// Grants so far.
+    pub grants: u64,
+    pub key_distance: u64,
+}
+
+/// Options of mwctl_region_register. All zero is the default.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct mwctl_register_options {
+    /// 1: on huge pages if there are any; mwctl_region_info says what came of it.
+    pub huge_pages: u32,
+    pub reserved: u32,
+    /// Bytes of a block; 0: 2 MiB.
+    pub block_size: u64,
+}
+
+/// Options of mwctl_region_attach: struct ibv_mr carries neither the iova nor the flags, so the
+/// application declares both.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct mwctl_attach_options {
+    /// The iova it was registered with; the address unless ibv_reg_mr_iova was used.
+    pub iova: u64,
+    /// The IBV_ACCESS_* flags it was registered with.
+    pub access: u32,
+    /// 1: the region has REMOTE_* flags and the application knows that its own rkey stays open
+    /// whatever is revoked here. Otherwise such a region is refused with PARENT_OPEN.
+    pub allow_open_parent: u32,
+    /// Bytes of a block; 0: 2 MiB.
+    pub block_size: u64,
+}
+
+/// A region, and how its blocks stand.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct mwctl_region_info {
+    /// Where clients see it: the iova. For a region registered here also the address.
+    pub addr: u64,
+    pub length: u64,
+    pub access: u32,
+    pub lkey: u32,
+    /// 1 if it is on huge pages that this library mapped.
+    pub huge_pages: u32,
+    /// 1 if the region's own rkey is open.
+    pub parent_open: u32,
+    pub block_size: u64,
+    pub blocks: u64,
+    pub blocks_taken: u64,
+    /// Given back while a right was still open: not handed out before it is proved gone.
+    pub blocks_quarantined: u64,
+    pub mr: *mut verbs::ibv_mr,
+}
+
+/// Who polls a completion queue.
+#[repr(i32)]
+#[derive(Clone, Copy)]
+pub enum mwctl_polling {
+    /// Everyone polls this CQ through mwctl_poll_cq. A waiting call may poll it as well and keeps
+    /// the application's completions for its next mwctl_poll_cq.
+    Ours = 0,
+    /// The application polls and offers each completion to mwctl_take_wc; the library never polls.
+    Yours = 1,
+}
+
+/// Options of mwctl_peer_attach. All zero is the default.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct mwctl_peer_options {
+    /// Send-queue entries, and completion-queue entries, that the library may use at a time; 0:
+    /// 16. What to add before ibv_create_qp: mwctl_size_queues.
+    pub budget: u32,
+    /// enum mwctl_polling.
+    pub polling: i32,
+    /// For polling YOURS: the thread that polls, as pthread_self() returns it. A waiting call on
+    /// that thread is refused with WOULD_DEADLOCK. 0: not declared.
+    pub polling_thread: u64,
+    /// For a queue pair of ibv_create_qp_ex with send_ops_flags: 1, and the flags below. A queue
+    /// pair created without BIND_MW and LOCAL_INV has a send queue too small for them.
+    pub declares_send_ops: u32,
+    pub reserved: u32,
+    pub send_ops_flags: u64,
+}
+
+/// A peer as it stands.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct mwctl_peer_info {
+    pub qp_num: u32,
+    /// 0 before RTS, 1 live, 2 the queue pair is in error, 3 gone.
+    pub life: u32,
+    /// 1 once a detach has begun.
+    pub leaving: u32,
+    pub budget: u32,
+    /// Send-queue entries of the budget in use.
+    pub used: u32,
+    pub reserved: u32,
+    /// Open grants.
+    pub grants: u64,
+}
+
+/// A right that is asked for.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct mwctl_request {
+    pub peer: mwctl_peer,
+    pub region: mwctl_region,
+    /// First byte, in the region's iova space: what the client will put into remote_addr.
+    pub addr: u64,
+    /// Bytes; at least 1, at most 2 GiB.
+    pub length: u64,
+    /// IBV_ACCESS_REMOTE_WRITE, _READ, _ATOMIC.
+    pub access: u32,
+    pub reserved: u32,
+}
+
+/// What the deadline of a revocation may do to a queue pair whose LOCAL_INV does not complete.
+#[repr(i32)]
+#[derive(Clone, Copy)]
+pub enum mwctl_kill {
+    /// Move it to ERR and deallocate, provided that its CQ was polled since the post.
+    Allowed = 0,
+    /// Never touch it: report the grant as still open instead.
+    Never = 1,
+}
+
+/// An open grant.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct mwctl_grant_info {
+    pub grant: u64,
+    pub peer: mwctl_peer,
+    pub addr: u64,
+    pub length: u64,
+    pub rkey: u32,
+    pub access: u32,
+    pub qp_num: u32,
+    /// 1 once the bind is known to have completed.
+    pub confirmed: u32,
+    /// 1 while a revocation is under way.
+    pub revoking: u32,
+    /// 1 after a revocation that gave no proof.
+    pub uncertain: u32,
+}
+
+// SAFETY: plain C structs of numbers and nullable pointers.
+unsafe impl Plain for mwctl_context_options {}
+unsafe impl Plain for mwctl_capabilities {}
+unsafe impl Plain for mwctl_domain_options {}
+unsafe impl Plain for mwctl_domain_info {}
+unsafe impl Plain for mwctl_register_options {}
+unsafe impl Plain for mwctl_attach_options {}
+unsafe impl Plain for mwctl_region_info {}
+unsafe impl Plain for mwctl_peer_options {}
+unsafe impl Plain for mwctl_peer_info {}
+unsafe impl Plain for mwctl_grant_info {}
+unsafe impl Plain for Stats {}

@@ -1,0 +1,171 @@
+//! Chains of work requests under way, and how their completions are recognised.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use parking_lot::Mutex;
+
+use crate::window::NONE;
+
+/// Work requests in one chain at most.
+pub const MAX_CHAIN: usize = 1 << POSITION_BITS;
+/// Chains under way in one context at most.
+pub const MAX_CHAINS: usize = 1 << SLOT_BITS;
+/// Slots that rest before their numbers are used again: late completions of dropped chains are
+/// still told apart.
+pub const RESTING_CHAINS: usize = 256;
+
+const POSITION_BITS: u32 = 10;
+const SLOT_BITS: u32 = 18;
+const GENERATION_BITS: u32 = 14;
+const TAG_BITS: u32 = 20;
+
+/// What a wr_id of ours says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WrId {
+    pub slot: u32,
+    pub generation: u32,
+    pub position: u32,
+}
+
+/// Makes and recognises the wr_ids of one context.
+///
+/// Bits 63 and 55 are set, which no address of a user program has on x86-64 (canonical
+/// addresses, also with pointer tagging) or AArch64 (bit 55 selects the kernel's half). The 62
+/// bits between and below hold a random tag of the context, the chain's slot and generation, and
+/// the place in the chain.
+#[derive(Clone, Copy)]
+pub struct WrIds {
+    tag: u64,
+}
+
+const MARK: u64 = 1 << 63 | 1 << 55;
+const LOW: u64 = (1 << 55) - 1;
+
+impl WrIds {
+    pub fn new(random: u64) -> Self {
+        WrIds { tag: random >> (64 - TAG_BITS) }
+    }
+
+    pub fn make(self, id: WrId) -> u64 {
+        let mut bits = self.tag;
+        bits = bits << GENERATION_BITS | (id.generation & ((1 << GENERATION_BITS) - 1)) as u64;
+        bits = bits << SLOT_BITS | id.slot as u64;
+        bits = bits << POSITION_BITS | id.position as u64;
+        MARK | (bits & !LOW) << 1 | bits & LOW
+    }
+
+    #[inline]
+    pub fn parse(self, wr_id: u64) -> Option<WrId> {
+        if wr_id & MARK != MARK {
+            return None;
+        }
+        let bits = (wr_id & !MARK & !LOW) >> 1 | wr_id & LOW;
+        if bits >> (GENERATION_BITS + SLOT_BITS + POSITION_BITS) != self.tag {
+            return None;
+        }
+        let field = |shift: u32, width: u32| (bits >> shift) as u32 & ((1 << width) - 1);
+        Some(WrId {
+            position: field(0, POSITION_BITS),
+            slot: field(POSITION_BITS, SLOT_BITS),
+            generation: field(POSITION_BITS + SLOT_BITS, GENERATION_BITS),
+        })
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    Bind,
+    Invalidate,
+}
+
+/// One work request of a chain, or one that waits to become so.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Work {
+    pub window: u32,
+    pub kind: Kind,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Stage {
+    /// The slot is unused.
+    #[default]
+    Idle,
+    /// Handed to the application, not committed.
+    Prepared,
+    /// Posted; completions are due.
+    Posted,
+    /// Its outcome is known from elsewhere, or it was given up with its QP; a completion that
+    /// still comes is dropped.
+    Dropped,
+}
+
+/// Guarded by the lock of its peer, which must be held by whoever locks this.
+#[derive(Default)]
+pub struct ChainBody {
+    pub stage: Stage,
+    pub works: Vec<Work>,
+    /// The first so many are posted.
+    pub posted: usize,
+    /// Whether the last posted one asks for a completion.
+    pub signaled: bool,
+    /// The peer's counter when this chain was begun: all committed before come earlier in the
+    /// send queue.
+    pub begun: u64,
+    pub committed: u64,
+    /// Where the application keeps the work requests of a prepared chain.
+    pub first_wr: usize,
+    /// A completion that came before the commit.
+    pub early: Option<bool>,
+    /// The revocation that `prepare` began.
+    pub op: Option<u32>,
+    /// The polls of the CQ when it was posted.
+    pub polls: u64,
+}
+
+/// A chain's slot.
+pub struct Chain {
+    pub generation: AtomicU32,
+    pub peer: AtomicU32,
+    pub body: Mutex<ChainBody>,
+}
+
+impl Default for Chain {
+    fn default() -> Self {
+        Chain { generation: AtomicU32::new(0), peer: AtomicU32::new(NONE), body: Mutex::default() }
+    }
+}
+
+impl Chain {
+    pub fn is_generation(&self, generation: u32) -> bool {
+        let mask = (1 << GENERATION_BITS) - 1;
+        self.generation.load(Ordering::Acquire) & mask == generation & mask
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn wr_ids_survive_the_round_trip_and_look_like_no_pointer() {
+        let ids = WrIds::new(0xabcd_ef01_2345_6789);
+        for id in [
+            WrId { slot: 0, generation: 0, position: 0 },
+            WrId { slot: 262_143, generation: 16_383, position: 1023 },
+            WrId { slot: 77, generation: 5, position: 512 },
+        ] {
+            let raw = ids.make(id);
+            assert_eq!(ids.parse(raw), Some(id));
+            assert_eq!(raw & MARK, MARK);
+        }
+        assert_eq!(WrIds::new(0).parse(ids.make(WrId { slot: 1, generation: 1, position: 1 })), None);
+    }
+
+    #[test]
+    fn addresses_and_small_numbers_are_not_ours() {
+        let ids = WrIds::new(0);
+        for wr_id in [0, 1, u32::MAX as u64, 0x7fff_ffff_f000, (1 << 56) - 1, u64::MAX >> 1] {
+            assert_eq!(ids.parse(wr_id), None, "{wr_id:#x}");
+        }
+    }
+}

@@ -1,0 +1,324 @@
+//! Completions: which are ours, and what follows from them.
+
+use std::sync::atomic::Ordering;
+
+use crate::chain::{Chain, Kind, Stage};
+use crate::context::Context;
+use crate::device::{AsyncEvent, Completion};
+use crate::event::{Event, EventKind};
+use crate::id;
+use crate::op::Outcome;
+use crate::peer::{Life, PeerBody};
+use crate::stats::count;
+use crate::status::{Proof, Status};
+use crate::window::{State, Waiter, NONE};
+
+/// Chains that were given up and whose completions are still told apart.
+const DROPPED: usize = 1 << 14;
+
+impl Context {
+    /// True if the completion is ours. The application's are looked at, too: what they say of a
+    /// QP or a key is taken to heart.
+    pub fn take(&self, seen: &Completion) -> bool {
+        let ours = self.wr_ids.parse(seen.wr_id).and_then(|id| {
+            let chain = self.chains.get(id.slot)?;
+            chain.is_generation(id.generation).then_some((id, chain))
+        });
+        match ours {
+            Some((id, chain)) => self.take_ours(id.slot, id.generation, id.position, chain, seen.success),
+            None => {
+                self.observe(seen);
+                false
+            }
+        }
+    }
+
+    fn take_ours(&self, slot: u32, generation: u32, position: u32, chain: &Chain, success: bool) -> bool {
+        let index = chain.peer.load(Ordering::Acquire);
+        let Some(peer) = self.peers.get(index) else { return false };
+        let mut body = peer.body.lock();
+        let mut state = chain.body.lock();
+        if !chain.is_generation(generation) || position as usize >= state.posted {
+            return false;
+        }
+        let last = position as usize + 1 == state.posted;
+        match state.stage {
+            Stage::Idle => return false,
+            Stage::Dropped => {
+                count(&self.counters.late_completions);
+                return true;
+            }
+            // Every request of a QP that signals all, but for the last of the chain.
+            Stage::Prepared | Stage::Posted if success && !last => return true,
+            Stage::Prepared => {
+                state.early = Some(success);
+                return true;
+            }
+            Stage::Posted => {}
+        }
+        drop(state);
+        count(if success { &self.counters.completions } else { &self.counters.error_completions });
+        self.chain_ended(index, &mut body, slot, success);
+        self.pump(index, &mut body);
+        true
+    }
+
+    /// A posted chain's own completion came. On success everything that was certainly posted
+    /// before it has succeeded as well: a send queue completes in order.
+    pub fn chain_ended(&self, index: u32, body: &mut PeerBody, slot: u32, success: bool) {
+        body.stuck = false;
+        if !success {
+            self.peer_lost(index, body, Life::Dead);
+            return;
+        }
+        let begun = self.chains.at(slot).body.lock().begun;
+        while let Some(&earlier) = body.outstanding.front() {
+            let due = {
+                let state = self.chains.at(earlier).body.lock();
+                earlier != slot && state.committed < begun
+            };
+            if !due {
+                break;
+            }
+            body.outstanding.pop_front();
+            self.settle(index, body, earlier, false);
+        }
+        if let Some(at) = body.outstanding.iter().position(|other| *other == slot) {
+            body.outstanding.remove(at);
+            self.settle(index, body, slot, true);
+        }
+    }
+
+    /// All of a chain succeeded. Unless its own completion was the one that said so, that may
+    /// still come.
+    fn settle(&self, index: u32, body: &mut PeerBody, slot: u32, seen: bool) {
+        let (works, due) = {
+            let mut state = self.chains.at(slot).body.lock();
+            body.used -= state.posted as u32;
+            (std::mem::take(&mut state.works), !seen && (state.signaled || body.signal_all))
+        };
+        for work in &works {
+            self.windows.at(work.window).posted.fetch_sub(1, Ordering::Relaxed);
+            match work.kind {
+                Kind::Bind => self.bound(work.window),
+                Kind::Invalidate => self.close_window(index, body, work.window, Proof::Invalidated, false),
+            }
+        }
+        self.chains.at(slot).body.lock().works = works;
+        if due {
+            self.drop_chain(slot);
+        } else {
+            self.free_chain(slot);
+        }
+    }
+
+    /// A window's bind completed.
+    fn bound(&self, index: u32) {
+        let window = self.windows.at(index);
+        if window.state() == State::Binding {
+            window.set_state(State::Valid);
+        }
+        window.set_confirmed();
+        if let Some(waiter) = window.take_bind_waiter() {
+            let right = window.right();
+            let grant = id::make(id::Kind::Grant, index, right.generation);
+            self.end_item(waiter, Outcome::granted(grant, right.rkey));
+        }
+    }
+
+    pub fn end_item(&self, waiter: Waiter, outcome: Outcome) {
+        if outcome.status == Status::Open {
+            count(&self.counters.reported_open);
+        }
+        if self.ops.at(waiter.op).end_item(waiter.item, outcome) {
+            self.op_done(waiter.op);
+        }
+    }
+
+    /// A right is gone: whoever waits is told, and the window is free again, or was deallocated.
+    pub fn close_window(
+        &self,
+        index: u32,
+        body: &mut PeerBody,
+        window_index: u32,
+        proof: Proof,
+        deallocated: bool,
+    ) {
+        let window = self.windows.at(window_index);
+        let right = window.right();
+        self.unlist(body, window_index);
+        self.peers.at(index).grid.remove(window_index, right.addr, right.length);
+        self.regions.at(right.region).grid.remove(window_index, right.addr, right.length);
+        count(match proof {
+            Proof::Invalidated => &self.counters.proved_invalidated,
+            Proof::Deallocated => &self.counters.proved_deallocated,
+            Proof::QpFenced => &self.counters.proved_qp_fenced,
+            Proof::PeerInvalidated => &self.counters.proved_peer_invalidated,
+            Proof::NeverBound | Proof::None => &self.counters.proved_never_bound,
+        });
+        let grant = id::make(id::Kind::Grant, window_index, right.generation);
+        let mut waiter = window.swap_revoke_waiter(None);
+        window.end_grant(if deallocated { State::Empty } else { State::Free });
+        window.prepared.store(false, Ordering::Relaxed);
+        if deallocated {
+            self.forget_window(window_index);
+        } else {
+            self.give_window(window_index);
+        }
+        while let Some(next) = waiter {
+            waiter = self.ops.at(next.op).behind(next.item);
+            self.end_item(next, Outcome::revoked(grant, proof));
+        }
+    }
+
+    /// Puts a window on its peer's list.
+    pub fn list(&self, body: &mut PeerBody, index: u32) {
+        let window = self.windows.at(index);
+        window.previous.store(NONE, Ordering::Relaxed);
+        window.next.store(body.first_window, Ordering::Relaxed);
+        if body.first_window != NONE {
+            self.windows.at(body.first_window).previous.store(index, Ordering::Relaxed);
+        }
+        body.first_window = index;
+        body.windows += 1;
+    }
+
+    fn unlist(&self, body: &mut PeerBody, index: u32) {
+        let window = self.windows.at(index);
+        let previous = window.previous.load(Ordering::Relaxed);
+        let next = window.next.load(Ordering::Relaxed);
+        match previous {
+            NONE => body.first_window = next,
+            _ => self.windows.at(previous).next.store(next, Ordering::Relaxed),
+        }
+        if next != NONE {
+            self.windows.at(next).previous.store(previous, Ordering::Relaxed);
+        }
+        body.windows -= 1;
+    }
+
+    /// The QP is lost, or gone: nothing that was posted is known to have ended, nothing that
+    /// waits can be posted. Windows of either kind are deallocated; grants that nobody revokes
+    /// stay on the books.
+    pub fn peer_lost(&self, index: u32, body: &mut PeerBody, life: Life) {
+        let news = !matches!(body.life, Life::Dead | Life::Gone);
+        if body.life != Life::Gone {
+            body.life = life;
+        }
+        self.lose_outstanding(index, body);
+        self.drop_pending(index, body, Status::PeerDead, 0);
+        if news && life == Life::Dead {
+            let qp_num = self.peers.at(index).qp_num.load(Ordering::Acquire);
+            self.event(Event { kind: EventKind::PeerDead, qp_num, peer: self.peer_id(index), grant: 0 });
+        }
+    }
+
+    pub fn lose_outstanding(&self, index: u32, body: &mut PeerBody) {
+        while let Some(slot) = body.outstanding.pop_front() {
+            let works = std::mem::take(&mut self.chains.at(slot).body.lock().works);
+            for work in &works {
+                let window = self.windows.at(work.window);
+                if window.peer() != index {
+                    continue;
+                }
+                if let Some(waiter) = window.take_bind_waiter() {
+                    self.end_item(waiter, Outcome::failed(0, Status::BindFailed));
+                }
+                self.to_deallocate(index, body, work.window);
+            }
+            self.chains.at(slot).body.lock().works = works;
+            self.drop_chain(slot);
+        }
+    }
+
+    /// Gives up the chains of a peer that goes; their completions may still come.
+    pub fn drop_outstanding(&self, body: &mut PeerBody) {
+        while let Some(slot) = body.outstanding.pop_front() {
+            for work in &self.chains.at(slot).body.lock().works {
+                self.windows.at(work.window).posted.fetch_sub(1, Ordering::Relaxed);
+            }
+            self.drop_chain(slot);
+        }
+    }
+
+    pub fn free_chain(&self, slot: u32) {
+        let chain = self.chains.at(slot);
+        {
+            let mut state = chain.body.lock();
+            state.stage = Stage::Idle;
+            state.works.clear();
+            chain.generation.fetch_add(1, Ordering::AcqRel);
+        }
+        self.chains.give(slot);
+    }
+
+    /// Keeps a chain's number for its late completions; the oldest such goes.
+    pub fn drop_chain(&self, slot: u32) {
+        self.chains.at(slot).body.lock().stage = Stage::Dropped;
+        let mut dropped = self.dropped.lock();
+        dropped.push_back(slot);
+        if dropped.len() > DROPPED {
+            if let Some(oldest) = dropped.pop_front() {
+                drop(dropped);
+                self.free_chain(oldest);
+            }
+        }
+    }
+
+    /// What a completion of the application says.
+    fn observe(&self, seen: &Completion) {
+        if seen.success && seen.invalidated_rkey.is_none() {
+            return;
+        }
+        if let Some(rkey) = seen.invalidated_rkey {
+            self.peer_invalidated(seen.qp_num, rkey);
+        } else if let Some(index) = self.qps.get(seen.qp_num) {
+            self.peers.at(index).body.lock().suspect = true;
+        }
+    }
+
+    /// What an asynchronous event says.
+    pub fn async_event(&self, event: AsyncEvent) {
+        match event {
+            AsyncEvent::QpError(number) => {
+                if let Some(index) = self.qps.get(number) {
+                    self.peers.at(index).body.lock().suspect = true;
+                }
+            }
+            AsyncEvent::DeviceFatal => self.fatal.store(true, Ordering::Release),
+            AsyncEvent::Other => {}
+        }
+    }
+
+    /// A SEND_WITH_INV took a key away.
+    fn peer_invalidated(&self, qp_num: u32, rkey: u32) {
+        let Some(index) = self.rkeys.get(rkey >> 8) else { return };
+        let window = self.windows.at(index);
+        let owner = window.peer();
+        let Some(peer) = self.peers.get(owner) else { return };
+        let mut body = peer.body.lock();
+        let right = window.right();
+        if right.peer != owner || right.rkey != rkey || !right.state.is_open() {
+            return;
+        }
+        let grant = id::make(id::Kind::Grant, index, right.generation);
+        let owner_qp = peer.qp_num.load(Ordering::Acquire);
+        let foreign = owner_qp != qp_num;
+        let by = if foreign { self.qps.get(qp_num).unwrap_or(owner) } else { owner };
+        let kind = if foreign { EventKind::ForeignInvalidation } else { EventKind::PeerInvalidated };
+        if foreign {
+            count(&self.counters.foreign_invalidations);
+        }
+        // Once our LOCAL_INV is posted, it decides: after a peer's it fails, the QP dies, and
+        // deallocation is the proof.
+        if matches!(right.state, State::Valid | State::Binding | State::Revoking) {
+            self.bound(index);
+            body.pending.retain(|work| work.window != index);
+            if window.posted.load(Ordering::Relaxed) == 0 {
+                self.close_window(owner, &mut body, index, Proof::PeerInvalidated, false);
+            }
+        }
+        drop(body);
+        self.event(Event { kind, qp_num, peer: self.peer_id(by), grant });
+    }
+}

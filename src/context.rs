@@ -1,0 +1,206 @@
+//! A context: one `ibv_context` under management, and the tables that everything under it shares.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use parking_lot::Mutex;
+
+use crate::chain::{Chain, WrIds, MAX_CHAINS, RESTING_CHAINS};
+use crate::cq::Queues;
+use crate::device::{Device, Errno};
+use crate::domain::Domain;
+use crate::event::{Event, Signal};
+use crate::id;
+use crate::keys::Random;
+use crate::op::Op;
+use crate::peer::Peer;
+use crate::region::Region;
+use crate::slab::{Index24, Recycled, Slab};
+use crate::stats::Counters;
+use crate::status::{Result, Status};
+use crate::window::Window;
+
+/// Bytes that one bind may cover: what every provider accepts.
+pub const MAX_BIND: u64 = 2 << 30;
+pub const DEFAULT_TIMEOUT_US: u64 = 1_000_000;
+
+const MAX_PEERS: usize = 1 << 20;
+const MAX_OPS: usize = 1 << 20;
+/// Numbers of peers, regions and operations rest so long before they are used again.
+const REST: usize = 64;
+
+/// A line for the application's log: severity and text.
+pub type Log = Box<dyn Fn(Severity, &str) + Send + Sync>;
+/// Something that happened and that no call of the application's asked for.
+pub type OnEvent = Box<dyn Fn(Event) + Send + Sync>;
+
+#[repr(i32)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Severity {
+    Error = 0,
+    Warning = 1,
+}
+
+#[derive(Default)]
+pub struct ContextOptions {
+    /// 0: `DEFAULT_TIMEOUT_US`.
+    pub timeout_us: u64,
+    pub log: Option<Log>,
+    pub on_event: Option<OnEvent>,
+}
+
+/// What was tried out on the device.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Capabilities {
+    /// A Type 2 window could be allocated.
+    pub type2: bool,
+    pub max_mw: u32,
+    /// Rights that a window carries.
+    pub rights: u32,
+    /// A LOCAL_INV's completion means that the host's memory is at rest. On a device without it a
+    /// byte may change a moment after the proof: what is proved is that no access starts.
+    pub memory_at_rest: bool,
+}
+
+pub struct Context {
+    pub device: Device,
+    pub capabilities: Capabilities,
+    pub timeout_us: u64,
+    log: Option<Log>,
+    pub on_event: Option<OnEvent>,
+
+    pub windows: Slab<Window>,
+    pub empty_windows: Mutex<Vec<u32>>,
+    /// The windows by the upper 24 bits of their rkey.
+    pub rkeys: Index24,
+    pub peers: Recycled<Peer>,
+    /// The peers by QP number.
+    pub qps: Index24,
+    pub domains: Recycled<Domain>,
+    pub regions: Recycled<Region>,
+    pub chains: Recycled<Chain>,
+    pub ops: Recycled<Op>,
+    pub queues: Queues,
+    pub wr_ids: WrIds,
+
+    pub signal: Signal,
+    /// Peers with windows to deallocate.
+    pub to_fence: Mutex<std::collections::VecDeque<u32>>,
+    /// Operations whose callback is due.
+    pub to_call: Mutex<std::collections::VecDeque<u32>>,
+    pub events: Mutex<std::collections::VecDeque<Event>>,
+    /// Chains that were given up, for their late completions.
+    pub dropped: Mutex<std::collections::VecDeque<u32>>,
+    /// A post was refused for lack of room.
+    pub wants_retry: AtomicBool,
+    /// The earliest deadline of an operation under way; too early does no harm.
+    pub next_deadline: AtomicU64,
+    /// A device-fatal event was seen: what drivers report as success may be made up.
+    pub fatal: AtomicBool,
+    poisoned: AtomicBool,
+
+    pub counters: Counters,
+    pub random: Mutex<Random>,
+    /// Work requests are built here; taken and put back, so that few are made.
+    pub scratch: Mutex<Vec<Vec<verbs::ibv_send_wr>>>,
+    /// Windows of a range are gathered here, likewise.
+    pub gathered: Mutex<Vec<Vec<u32>>>,
+}
+
+// SAFETY: the work requests in `scratch` hold pointers only while a post builds them.
+unsafe impl Send for Context {}
+// SAFETY: as above; everything else is shared by its own means.
+unsafe impl Sync for Context {}
+
+impl Context {
+    /// May wait: tries the device out.
+    pub fn open(device: Device, options: ContextOptions) -> Result<Context> {
+        let capabilities = probe(device)?;
+        let mut random = Random::seeded();
+        Ok(Context {
+            device,
+            capabilities,
+            timeout_us: if options.timeout_us == 0 { DEFAULT_TIMEOUT_US } else { options.timeout_us },
+            log: options.log,
+            on_event: options.on_event,
+            windows: Slab::new(id::MAX_INDEX),
+            empty_windows: Mutex::default(),
+            rkeys: Index24::new(),
+            peers: Recycled::new(MAX_PEERS, REST),
+            qps: Index24::new(),
+            domains: Recycled::new(MAX_PEERS, 0),
+            regions: Recycled::new(MAX_PEERS, 0),
+            chains: Recycled::new(MAX_CHAINS, RESTING_CHAINS),
+            ops: Recycled::new(MAX_OPS, 0),
+            queues: Queues::default(),
+            wr_ids: WrIds::new(random.next()),
+            signal: Signal::new().ok_or(Status::NoMemory)?,
+            to_fence: Mutex::default(),
+            to_call: Mutex::default(),
+            events: Mutex::default(),
+            dropped: Mutex::default(),
+            wants_retry: AtomicBool::new(false),
+            next_deadline: AtomicU64::new(u64::MAX),
+            fatal: AtomicBool::new(false),
+            poisoned: AtomicBool::new(false),
+            counters: Counters::default(),
+            random: Mutex::new(random),
+            scratch: Mutex::default(),
+            gathered: Mutex::default(),
+        })
+    }
+
+    /// Refused while a domain is open.
+    pub fn check_closable(&self) -> Result<()> {
+        let open = (0..self.domains.len() as u32).any(|d| self.domains.at(d).body.lock().pd.is_some());
+        if open {
+            return Err(Status::Busy);
+        }
+        Ok(())
+    }
+
+    pub fn is_poisoned(&self) -> bool {
+        self.poisoned.load(Ordering::Acquire)
+    }
+
+    pub fn poison(&self) {
+        self.poisoned.store(true, Ordering::Release);
+    }
+
+    pub fn log(&self, severity: Severity, text: std::fmt::Arguments) {
+        if let Some(log) = &self.log {
+            log(severity, &text.to_string());
+        }
+    }
+
+    /// The deadline of a call, 0 standing for the context's default.
+    pub fn deadline(&self, timeout_us: u64) -> u64 {
+        crate::time::deadline_ns(if timeout_us == 0 { self.timeout_us } else { timeout_us })
+    }
+}
+
+/// rdma_rxe reports this vendor; neither its LOCAL_INV nor its deallocation waits for a copy
+/// under way.
+const VENDOR_RXE: u32 = 0xff_ffff;
+
+fn probe(device: Device) -> Result<Capabilities> {
+    let attr = device.query().map_err(|_| Status::VerbsError)?;
+    let pd = device.alloc_pd().map_err(|_| Status::VerbsError)?;
+    let allocated = pd.alloc_mw().and_then(|(mw, _)| mw.dealloc());
+    let _ = pd.dealloc();
+    let type2 = match allocated {
+        Ok(()) => true,
+        Err(Errno(libc::EOPNOTSUPP | libc::ENOSYS | libc::EINVAL)) => false,
+        // Full, not incapable.
+        Err(_) => attr.device_cap_flags & verbs::IBV_DEVICE_MEM_WINDOW_TYPE_2B != 0,
+    };
+    let flags = attr.device_cap_flags;
+    let declared = flags & (verbs::IBV_DEVICE_MEM_WINDOW_TYPE_2B | verbs::IBV_DEVICE_MEM_WINDOW_TYPE_2A) != 0;
+    let rxe = attr.vendor_id == VENDOR_RXE || device.name().starts_with("rxe");
+    let atomics = if device.name().starts_with("mlx5") { 0 } else { verbs::IBV_ACCESS_REMOTE_ATOMIC };
+    Ok(Capabilities {
+        type2: type2 && declared,
+        max_mw: attr.max_mw as u32,
+        rights: verbs::IBV_ACCESS_REMOTE_WRITE | verbs::IBV_ACCESS_REMOTE_READ | atomics,
+        memory_at_rest: !rxe,
+    })
+}

@@ -1,0 +1,328 @@
+//! Domains: protection domains under management, each with its pool of windows.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use parking_lot::Mutex;
+
+use crate::context::Context;
+use crate::device::{Errno, Mw, Pd};
+use crate::id::{self, Kind};
+use crate::keys::KeyRing;
+use crate::pool::Pool;
+use crate::stats::{add, count};
+use crate::status::{Result, Status};
+use crate::window::State;
+
+/// Grants of other windows before an rkey may be used again, unless the options say otherwise.
+pub const DEFAULT_KEY_DISTANCE: u64 = 1_000_000;
+
+#[derive(Clone, Copy, Debug, Default)]
+pub struct DomainOptions {
+    /// Windows to have ready; a tick tops the pool up to it.
+    pub reserve: u32,
+    /// Windows at most; 0: as many as the device allocates.
+    pub limit: u32,
+    /// 0: `DEFAULT_KEY_DISTANCE`.
+    pub key_distance: u64,
+}
+
+#[derive(Default)]
+pub struct DomainBody {
+    pub pd: Option<Pd>,
+    /// Addresses of parent domains that stand for the PD.
+    aliases: Vec<usize>,
+    options: DomainOptions,
+    pub pool: Pool,
+    pub peers: usize,
+    pub regions: usize,
+    /// A caller that may not wait found the pool empty.
+    pub wants_refill: bool,
+}
+
+impl DomainBody {
+    pub fn stands_for(&self, pd: *mut verbs::ibv_pd) -> bool {
+        self.pd.is_some_and(|own| own.raw() == pd) || self.aliases.contains(&(pd as usize))
+    }
+}
+
+#[derive(Default)]
+pub struct Domain {
+    pub generation: AtomicU32,
+    pub body: Mutex<DomainBody>,
+}
+
+/// Figures of a domain's pool.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct PoolFigures {
+    pub windows: usize,
+    pub ready: usize,
+    pub resting: usize,
+    pub grants: u64,
+    pub key_distance: u64,
+}
+
+impl Context {
+    pub fn domain(&self, domain: u64) -> Result<(u32, &Domain)> {
+        let (index, generation) = id::parse(Kind::Domain, domain).ok_or(Status::StaleId)?;
+        let slot = self.domains.get(index).ok_or(Status::StaleId)?;
+        if slot.generation.load(Ordering::Acquire) != generation || slot.body.lock().pd.is_none() {
+            return Err(Status::StaleId);
+        }
+        Ok((index, slot))
+    }
+
+    /// May wait: allocates the reserve.
+    pub fn domain_open(&self, pd: Pd, aliases: &[*mut verbs::ibv_pd], options: DomainOptions) -> Result<u64> {
+        if pd.device() != self.device.raw() {
+            return Err(Status::ForeignContext);
+        }
+        if !self.capabilities.type2 {
+            return Err(Status::Unsupported);
+        }
+        let index = self.domains.take().ok_or(Status::NoMemory)?;
+        let slot = self.domains.at(index);
+        let options = DomainOptions {
+            key_distance: if options.key_distance == 0 { DEFAULT_KEY_DISTANCE } else { options.key_distance },
+            ..options
+        };
+        *slot.body.lock() = DomainBody {
+            pd: Some(pd),
+            aliases: aliases.iter().map(|alias| *alias as usize).collect(),
+            options,
+            ..DomainBody::default()
+        };
+        if let Err(status) = self.refill(index, options.reserve as usize) {
+            self.domain_drain(index);
+            slot.body.lock().pd = None;
+            self.domains.give(index);
+            return Err(status);
+        }
+        Ok(id::make(Kind::Domain, index, slot.generation.load(Ordering::Acquire)))
+    }
+
+    /// May wait: deallocates the windows of the pool. Refused while a peer or region is open.
+    pub fn domain_close(&self, domain: u64) -> Result<()> {
+        let (index, slot) = self.domain(domain)?;
+        {
+            let body = slot.body.lock();
+            if body.peers + body.regions > 0 {
+                return Err(Status::Busy);
+            }
+        }
+        let left = self.domain_drain(index);
+        if left > 0 {
+            return Err(Status::VerbsError);
+        }
+        slot.body.lock().pd = None;
+        slot.generation.fetch_add(1, Ordering::AcqRel);
+        self.domains.give(index);
+        Ok(())
+    }
+
+    /// Deallocates the pool's windows; returns how many could not be.
+    fn domain_drain(&self, index: u32) -> usize {
+        let slot = self.domains.at(index);
+        let mut stuck = Vec::new();
+        while let Some(window) = { slot.body.lock().pool.drain() } {
+            if self.dealloc_window(window).is_err() {
+                stuck.push(window);
+            } else {
+                slot.body.lock().pool.windows -= 1;
+            }
+        }
+        let mut body = slot.body.lock();
+        for window in &stuck {
+            body.pool.give(*window, 0);
+        }
+        stuck.len()
+    }
+
+    pub fn pool_figures(&self, domain: u64) -> Result<PoolFigures> {
+        let (_, slot) = self.domain(domain)?;
+        let body = slot.body.lock();
+        Ok(PoolFigures {
+            windows: body.pool.windows,
+            ready: body.pool.ready(),
+            resting: body.pool.resting(),
+            grants: body.pool.grants,
+            key_distance: body.options.key_distance,
+        })
+    }
+
+    /// Has at least `ready` windows ready for the next grants. May wait: allocating is a kernel
+    /// call.
+    pub fn refill(&self, index: u32, ready: usize) -> Result<()> {
+        let slot = self.domains.at(index);
+        loop {
+            let (pd, limit) = {
+                let mut body = slot.body.lock();
+                body.wants_refill = false;
+                if body.pool.ready() >= ready {
+                    return Ok(());
+                }
+                let limit = body.options.limit as usize;
+                if limit != 0 && body.pool.windows >= limit {
+                    return Err(Self::exhausted(&body.pool));
+                }
+                (body.pd.ok_or(Status::StaleId)?, limit)
+            };
+            let _ = limit;
+            match self.alloc_window(pd, index) {
+                Ok(window) => {
+                    let mut body = slot.body.lock();
+                    body.pool.windows += 1;
+                    body.pool.at_limit = false;
+                    body.pool.give(window, 0);
+                }
+                Err(status) => {
+                    let mut body = slot.body.lock();
+                    body.pool.at_limit = true;
+                    return Err(match status {
+                        Status::DeviceLimit => Self::exhausted(&body.pool),
+                        other => other,
+                    });
+                }
+            }
+        }
+    }
+
+    fn exhausted(pool: &Pool) -> Status {
+        if pool.resting() > 0 {
+            Status::KeysExhausted
+        } else {
+            Status::DeviceLimit
+        }
+    }
+
+    /// Tops up the pools that ran low. For ticks: at most `most` kernel calls.
+    pub fn refill_some(&self, mut most: usize) {
+        for index in 0..self.domains.len() as u32 {
+            let wanted = {
+                let body = self.domains.at(index).body.lock();
+                let low = body.pool.ready() < (body.options.reserve as usize).max(1);
+                (body.pd.is_some() && low && body.wants_refill).then(|| body.pool.ready() + 1)
+            };
+            let Some(mut ready) = wanted else { continue };
+            let reserve = self.domains.at(index).body.lock().options.reserve.max(1) as usize;
+            while most > 0 && ready <= reserve && self.refill(index, ready).is_ok() {
+                most -= 1;
+                ready += 1;
+            }
+            if most == 0 {
+                self.domains.at(index).body.lock().wants_refill = true;
+                self.raise();
+                return;
+            }
+        }
+    }
+
+    fn alloc_window(&self, pd: Pd, domain: u32) -> Result<u32> {
+        let slot = self.empty_windows.lock().pop().or_else(|| self.windows.push());
+        let index = slot.ok_or(Status::TooMany)?;
+        let (mw, rkey) = match pd.alloc_mw() {
+            Ok(made) => made,
+            Err(Errno(error)) => {
+                self.empty_windows.lock().push(index);
+                return Err(match error {
+                    libc::EOPNOTSUPP | libc::ENOSYS => Status::Unsupported,
+                    _ => Status::DeviceLimit,
+                });
+            }
+        };
+        count(&self.counters.windows_allocated);
+        let window = self.windows.at(index);
+        window.mw.store(mw.raw(), Ordering::Release);
+        window.device_rkey.store(rkey, Ordering::Release);
+        window.domain.store(domain, Ordering::Release);
+        *window.keys.lock() = KeyRing::new(self.random.lock().next(), rkey as u8);
+        window.set_state(State::Free);
+        self.rkeys.set(rkey >> 8, Some(index));
+        Ok(index)
+    }
+
+    /// Deallocates a window's object, bound or not, and empties its slot. A kernel call: no lock
+    /// may be held. The slot is not yet given back.
+    pub fn dealloc_object(&self, index: u32) -> std::result::Result<(), Errno> {
+        let window = self.windows.at(index);
+        let mw = Mw::from_raw(window.mw.load(Ordering::Acquire)).ok_or(Errno(libc::EINVAL))?;
+        // Off the index first: the device may hand the number to another window at once.
+        let number = window.device_rkey.load(Ordering::Acquire) >> 8;
+        self.rkeys.set(number, None);
+        if let Err(error) = mw.dealloc() {
+            self.rkeys.set(number, Some(index));
+            return Err(error);
+        }
+        window.mw.store(std::ptr::null_mut(), Ordering::Release);
+        count(&self.counters.windows_deallocated);
+        Ok(())
+    }
+
+    fn dealloc_window(&self, index: u32) -> std::result::Result<(), Errno> {
+        self.dealloc_object(index)?;
+        self.give_slot(index);
+        Ok(())
+    }
+
+    /// Gives back the slot of a window whose object is gone.
+    pub fn give_slot(&self, index: u32) {
+        self.windows.at(index).set_state(State::Empty);
+        self.empty_windows.lock().push(index);
+    }
+
+    /// A window for a grant, with its next rkey. Never waits.
+    pub fn take_window(&self, domain: u32) -> Option<(u32, u32)> {
+        let mut body = self.domains.at(domain).body.lock();
+        let Some(index) = body.pool.take() else {
+            body.wants_refill = true;
+            drop(body);
+            count(&self.counters.pool_misses);
+            self.raise();
+            return None;
+        };
+        let now = body.pool.grants;
+        if body.pool.ready() < body.options.reserve as usize / 4 {
+            body.wants_refill = true;
+        }
+        let wants = body.wants_refill;
+        drop(body);
+        if wants {
+            self.raise();
+        }
+        let window = self.windows.at(index);
+        let mut keys = window.keys.lock();
+        if let Some(distance) = keys.distance(now) {
+            count(&self.counters.keys_reused);
+            self.note_distance(distance);
+        }
+        let key = keys.take(now);
+        let rkey = window.device_rkey.load(Ordering::Acquire) & !0xff | key as u32;
+        Some((index, rkey))
+    }
+
+    fn note_distance(&self, distance: u64) {
+        let smallest = &self.counters.smallest_key_distance;
+        let lower = |old: u64| (old == 0 || distance < old).then_some(distance);
+        let _ = smallest.fetch_update(Ordering::Relaxed, Ordering::Relaxed, lower);
+    }
+
+    /// Gives an unbound window back to its pool.
+    pub fn give_window(&self, index: u32) {
+        let window = self.windows.at(index);
+        let domain = window.domain.load(Ordering::Acquire);
+        let mut body = self.domains.at(domain).body.lock();
+        let due = window.keys.lock().due(body.options.key_distance);
+        body.pool.give(index, due);
+    }
+
+    /// A window whose object is gone leaves its domain.
+    pub fn forget_window(&self, index: u32) {
+        let domain = self.windows.at(index).domain.load(Ordering::Acquire);
+        self.domains.at(domain).body.lock().pool.windows -= 1;
+        self.give_slot(index);
+    }
+
+    pub fn count_posted(&self, binds: usize, invalidates: usize) {
+        add(&self.counters.binds_posted, binds);
+        add(&self.counters.invalidates_posted, invalidates);
+    }
+}

@@ -1,0 +1,263 @@
+//! What wakes whom: the event fd, the waiting calls, the callbacks, the tick.
+
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::sync::atomic::{fence, AtomicBool, AtomicU32, Ordering};
+use std::time::Duration;
+
+use parking_lot::{Condvar, Mutex};
+
+use crate::context::{Context, Severity};
+use crate::op::{OpBody, Outcome, Phase};
+use crate::status::Status;
+use crate::time::now_ns;
+
+/// Something that no call of the application's asked for.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct Event {
+    pub kind: EventKind,
+    /// 0 where no QP is concerned.
+    pub qp_num: u32,
+    pub peer: u64,
+    /// 0 where no grant is concerned.
+    pub grant: u64,
+}
+
+#[repr(i32)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EventKind {
+    /// The library moved the peer's QP to ERR: its revocation missed the deadline. Only the
+    /// application can tell the other side.
+    PeerKilled = 1,
+    /// The peer's QP was found in an error state.
+    PeerDead = 2,
+    /// The peer ended a grant of its own by SEND_WITH_INV.
+    PeerInvalidated = 3,
+    /// A peer ended another peer's grant by SEND_WITH_INV: `peer` is the one that did.
+    ForeignInvalidation = 4,
+}
+
+/// The event fd and the sleepers of a context.
+pub struct Signal {
+    fd: OwnedFd,
+    raised: AtomicBool,
+    sleepers: AtomicU32,
+    lock: Mutex<()>,
+    wake: Condvar,
+}
+
+impl Signal {
+    pub fn new() -> Option<Signal> {
+        // SAFETY: a fresh descriptor, owned from here on.
+        let fd = unsafe {
+            let fd = libc::eventfd(0, libc::EFD_NONBLOCK | libc::EFD_CLOEXEC);
+            if fd < 0 {
+                return None;
+            }
+            OwnedFd::from_raw_fd(fd)
+        };
+        Some(Signal {
+            fd,
+            raised: AtomicBool::new(false),
+            sleepers: AtomicU32::new(0),
+            lock: Mutex::new(()),
+            wake: Condvar::new(),
+        })
+    }
+}
+
+/// Completions that a waiting call polls for without sleeping.
+const SPINS: u32 = 2000;
+/// Pools are topped up by so many windows a tick.
+const REFILL_PER_TICK: usize = 64;
+const NAP: Duration = Duration::from_micros(50);
+
+impl Context {
+    pub fn event_fd(&self) -> i32 {
+        self.signal.fd.as_raw_fd()
+    }
+
+    /// Makes the event fd readable and wakes the waiting calls: there is something to do.
+    pub fn raise(&self) {
+        if !self.signal.raised.swap(true, Ordering::AcqRel) {
+            let one = 1u64.to_ne_bytes();
+            // SAFETY: eight bytes to an eventfd of ours. It can't fail but by a full counter,
+            // and then it is readable.
+            unsafe { libc::write(self.event_fd(), one.as_ptr().cast(), one.len()) };
+        }
+        self.wake_sleepers();
+    }
+
+    fn lower(&self) {
+        if self.signal.raised.swap(false, Ordering::AcqRel) {
+            let mut count = [0u8; 8];
+            // SAFETY: eight bytes from an eventfd of ours, which does not block.
+            unsafe { libc::read(self.event_fd(), count.as_mut_ptr().cast(), count.len()) };
+        }
+    }
+
+    fn wake_sleepers(&self) {
+        fence(Ordering::SeqCst);
+        if self.signal.sleepers.load(Ordering::Relaxed) > 0 {
+            let _held = self.signal.lock.lock();
+            self.signal.wake.notify_all();
+        }
+    }
+
+    /// Sleeps until `ready`, a wake-up or `until`.
+    fn sleep(&self, ready: impl Fn() -> bool, until: u64) {
+        let mut held = self.signal.lock.lock();
+        self.signal.sleepers.fetch_add(1, Ordering::SeqCst);
+        fence(Ordering::SeqCst);
+        let now = now_ns();
+        if !ready() && now < until {
+            self.signal.wake.wait_for(&mut held, Duration::from_nanos(until - now));
+        }
+        self.signal.sleepers.fetch_sub(1, Ordering::SeqCst);
+    }
+
+    /// An operation's last item ended.
+    pub fn op_done(&self, index: u32) {
+        if self.ops.at(index).body.lock().callback.is_some() {
+            self.to_call.lock().push_back(index);
+            self.raise();
+        } else {
+            self.wake_sleepers();
+        }
+    }
+
+    /// Waits for an operation that this call began, hands its outcomes to `read` and ends it. It
+    /// lasts no longer than its deadline plus a kernel call under way.
+    pub fn wait(&self, index: u32, read: impl FnOnce(&OpBody, &[Outcome])) {
+        let op = self.ops.at(index);
+        let (deadline, queues) = {
+            let mut body = op.body.lock();
+            (body.deadline, std::mem::take(&mut body.queues))
+        };
+        let mut idle = 0u32;
+        while !op.is_done() {
+            self.run_fences();
+            let mut progress = false;
+            for queue in queues.iter() {
+                progress |= self.poll_for_us(*queue);
+            }
+            if op.is_done() {
+                break;
+            }
+            if now_ns() >= deadline {
+                self.expire(index);
+                std::thread::yield_now();
+                continue;
+            }
+            if progress {
+                idle = 0;
+                continue;
+            }
+            idle += 1;
+            self.retry_posts();
+            if queues.is_empty() {
+                self.sleep(|| op.is_done() || !self.to_fence.lock().is_empty(), deadline);
+            } else if idle < SPINS {
+                std::hint::spin_loop();
+            } else {
+                let nap = now_ns() + NAP.as_nanos() as u64;
+                self.sleep(|| op.is_done(), nap.min(deadline));
+            }
+        }
+        let detaches = {
+            let mut body = op.body.lock();
+            body.queues = queues;
+            read(&body, &body.outcomes);
+            body.detaches.filter(|_| body.status() == Status::Ok)
+        };
+        if let Some(peer) = detaches {
+            let _ = self.peer_forget(peer);
+        }
+        self.end_op(index);
+        self.run_callbacks();
+    }
+
+    pub fn end_op(&self, index: u32) {
+        self.ops.at(index).body.lock().phase = Phase::Idle;
+        self.ops.give(index);
+    }
+
+    /// What follows after completions were taken, with no lock held.
+    pub fn after_completions(&self) {
+        if now_or_never(self.next_deadline.load(Ordering::Acquire)) {
+            self.expire_all();
+        }
+        self.run_callbacks();
+    }
+
+    /// Calls back for the operations that ended and the events that happened, each once.
+    pub fn run_callbacks(&self) {
+        while let Some(index) = { self.to_call.lock().pop_front() } {
+            self.call_back(index);
+        }
+        while let Some(event) = { self.events.lock().pop_front() } {
+            if let Some(on_event) = &self.on_event {
+                on_event(event);
+            }
+        }
+    }
+
+    fn call_back(&self, index: u32) {
+        let op = self.ops.at(index);
+        let (callback, mut outcomes, status, detaches) = {
+            let mut body = op.body.lock();
+            let status = body.status();
+            let detaches = body.detaches.take();
+            (body.callback.take(), std::mem::take(&mut body.outcomes), status, detaches)
+        };
+        if let Some(peer) = detaches.filter(|_| status == Status::Ok) {
+            let _ = self.peer_forget(peer);
+        }
+        if let Some(callback) = callback {
+            (callback.call)(callback.words[0], callback.words[1], status, &outcomes);
+        }
+        outcomes.clear();
+        op.body.lock().outcomes = outcomes;
+        self.end_op(index);
+    }
+
+    pub fn event(&self, event: Event) {
+        self.log(
+            Severity::Warning,
+            format_args!("{:?}: QP {:#x}, grant {:#x}", event.kind, event.qp_num, event.grant),
+        );
+        if self.on_event.is_some() {
+            self.events.lock().push_back(event);
+            self.raise();
+        }
+    }
+
+    /// Does what is due: deallocations, deadlines, refills, posts that were refused, callbacks.
+    /// It waits for no network and no other thread; it may make kernel calls.
+    pub fn tick(&self) {
+        self.lower();
+        self.run_fences();
+        if now_or_never(self.next_deadline.load(Ordering::Acquire)) {
+            self.expire_all();
+        }
+        self.retry_posts();
+        self.refill_some(REFILL_PER_TICK);
+        self.run_callbacks();
+        if self.queues.any_kept() {
+            self.raise();
+        }
+    }
+
+    /// Nanoseconds until `tick` has something to do; `None`: nothing is planned.
+    pub fn next_timeout(&self) -> Option<u64> {
+        if self.signal.raised.load(Ordering::Acquire) {
+            return Some(0);
+        }
+        let next = self.next_deadline.load(Ordering::Acquire);
+        (next != u64::MAX).then(|| next.saturating_sub(now_ns()))
+    }
+}
+
+fn now_or_never(deadline: u64) -> bool {
+    deadline != u64::MAX && now_ns() >= deadline
+}

@@ -1,0 +1,284 @@
+//! When a send queue can't give the proof: deallocation, with the QP in ERR where a request for
+//! the window may be under way.
+
+use std::sync::atomic::Ordering;
+
+use crate::chain::Kind;
+use crate::context::{Context, Severity};
+use crate::device::{Errno, Qp};
+use crate::event::{Event, EventKind};
+use crate::op::{Kill, Outcome, Phase};
+use crate::peer::{Life, PeerBody};
+use crate::stats::count;
+use crate::status::{Proof, Status};
+use crate::time::now_ns;
+use crate::window::{State, Waiter};
+
+/// What a QP's state means for windows with a request outstanding.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Fenced {
+    /// In ERR: nothing is executed any more.
+    InErr,
+    /// In a state in which it has no requests, or it no longer exists.
+    Idle,
+    /// It may still execute.
+    No,
+}
+
+impl Context {
+    /// Puts a window in line for deallocation. The peer's lock is held.
+    pub fn to_deallocate(&self, index: u32, body: &mut PeerBody, window_index: u32) {
+        let window = self.windows.at(window_index);
+        if window.state() == State::Deallocating {
+            return;
+        }
+        let under_way = window.posted.load(Ordering::Relaxed) > 0;
+        window.set_state(State::Deallocating);
+        body.fence.push((window_index, under_way));
+        if !body.fencing && body.fence.len() == 1 {
+            self.to_fence.lock().push_back(index);
+            self.raise();
+        }
+    }
+
+    /// Deallocates what is in line. Kernel calls; no lock may be held.
+    pub fn run_fences(&self) {
+        while let Some(index) = { self.to_fence.lock().pop_front() } {
+            self.fence_peer(index);
+        }
+    }
+
+    fn fence_peer(&self, index: u32) {
+        let peer = self.peers.at(index);
+        let (batch, qp) = {
+            let mut body = peer.body.lock();
+            if body.fencing || body.fence.is_empty() {
+                return;
+            }
+            body.fencing = true;
+            let qp = if body.life == Life::Gone { None } else { body.qp };
+            (std::mem::take(&mut body.fence), qp)
+        };
+        let must_stop = batch.iter().any(|(_, under_way)| *under_way);
+        let fenced = match qp {
+            None => Fenced::Idle,
+            Some(qp) => self.fence_qp(qp, must_stop),
+        };
+        let mut outcomes: Vec<(u32, std::result::Result<(), Errno>)> = Vec::with_capacity(batch.len());
+        for (window, under_way) in &batch {
+            let result = if *under_way && fenced == Fenced::No {
+                Err(Errno(libc::EBUSY))
+            } else if self.windows.at(*window).mw.load(Ordering::Acquire).is_null() {
+                // Deallocated before, and not trusted then.
+                Ok(())
+            } else {
+                self.dealloc_object(*window)
+            };
+            outcomes.push((*window, result));
+        }
+        let trusted = outcomes.iter().all(|(_, result)| result.is_err()) || self.kernel_still_answers(index);
+        let proof = if fenced == Fenced::InErr { Proof::QpFenced } else { Proof::Deallocated };
+        let mut body = peer.body.lock();
+        for (window, result) in outcomes {
+            match result {
+                Ok(()) if trusted => {
+                    self.windows.at(window).posted.store(0, Ordering::Relaxed);
+                    self.close_window(index, &mut body, window, proof, true);
+                }
+                Ok(()) => self.report_open(window, libc::EIO),
+                Err(error) => self.report_open(window, error.0),
+            }
+        }
+        body.fencing = false;
+        if !body.fence.is_empty() {
+            self.to_fence.lock().push_back(index);
+            self.raise();
+        }
+    }
+
+    /// Finds out whether the QP still executes; if it must not, moves it to ERR.
+    fn fence_qp(&self, qp: Qp, must_stop: bool) -> Fenced {
+        let state = qp.query().map(|facts| facts.state);
+        match state {
+            Ok(verbs::IBV_QPS_ERR) => Fenced::InErr,
+            Ok(verbs::IBV_QPS_RESET | verbs::IBV_QPS_INIT) => Fenced::Idle,
+            _ if !must_stop => Fenced::No,
+            _ => match qp.move_to_err() {
+                Ok(()) => Fenced::InErr,
+                Err(_) => Fenced::No,
+            },
+        }
+    }
+
+    /// After a fatal event some drivers report success for destroying keys that live on; creating
+    /// one is refused then. A window that can be allocated shows that the kernel still answers.
+    fn kernel_still_answers(&self, peer: u32) -> bool {
+        let domain = self.peers.at(peer).domain.load(Ordering::Acquire);
+        let pd = self.domains.at(domain).body.lock().pd;
+        let Some(pd) = pd else { return false };
+        match pd.alloc_mw() {
+            Ok((mw, _)) => mw.dealloc().is_ok(),
+            Err(Errno(error)) => {
+                let full = matches!(error, libc::ENOMEM | libc::ENOSPC | libc::EAGAIN);
+                full && !self.fatal.load(Ordering::Acquire)
+            }
+        }
+    }
+
+    /// A right that may still be usable: its window and memory stay out of use until a later
+    /// revocation proves it gone. The peer's lock is held.
+    fn report_open(&self, window_index: u32, error: i32) {
+        let window = self.windows.at(window_index);
+        window.set_state(State::Uncertain);
+        let grant = crate::id::make(crate::id::Kind::Grant, window_index, window.right().generation);
+        let mut waiter = window.swap_revoke_waiter(None);
+        while let Some(next) = waiter {
+            waiter = self.ops.at(next.op).behind(next.item);
+            self.end_item(next, Outcome { error, ..Outcome::failed(grant, Status::Open) });
+        }
+        self.log(Severity::Error, format_args!("grant {grant:#x} could not be proved gone: errno {error}"));
+    }
+
+    /// Ends the operations whose deadline has passed.
+    pub fn expire_all(&self) {
+        let now = now_ns();
+        self.next_deadline.store(u64::MAX, Ordering::SeqCst);
+        for index in 0..self.ops.len() as u32 {
+            let deadline = {
+                let body = self.ops.at(index).body.lock();
+                (body.phase == Phase::Active).then_some(body.deadline)
+            };
+            match deadline {
+                Some(deadline) if deadline <= now => self.expire(index),
+                Some(deadline) => {
+                    self.next_deadline.fetch_min(deadline, Ordering::SeqCst);
+                }
+                None => {}
+            }
+        }
+    }
+
+    /// Ends what an operation has left open: climbs the ladder for each of its items.
+    pub fn expire(&self, index: u32) {
+        let (items, kill) = {
+            let body = self.ops.at(index).body.lock();
+            if body.phase != Phase::Active || body.deadline > now_ns() {
+                return;
+            }
+            let open = body.items.iter().enumerate().filter(|(_, item)| !item.done);
+            let items: Vec<_> = open.map(|(at, item)| (at as u32, item.window, item.generation)).collect();
+            (items, body.kill)
+        };
+        for (item, window, generation) in items {
+            self.expire_item(Waiter { op: index, item }, window, generation, kill);
+        }
+        self.run_fences();
+    }
+
+    fn expire_item(&self, waiter: Waiter, window_index: u32, generation: u32, kill: Kill) {
+        let window = self.windows.at(window_index);
+        let index = window.peer();
+        let Some(peer) = self.peers.get(index) else { return };
+        let mut body = peer.body.lock();
+        let right = window.right();
+        if right.generation != generation || right.peer != index {
+            return;
+        }
+        if window.bind_waiter() == Some(waiter) {
+            self.expire_bind(index, &mut body, window_index);
+            return;
+        }
+        if self.waiter_of(window_index, waiter.op) != Some(waiter) {
+            return;
+        }
+        let under_way = window.posted.load(Ordering::Relaxed) > 0;
+        match right.state {
+            State::Deallocating => {}
+            State::Revoking if !under_way => {
+                body.pending.retain(|work| work.window != window_index);
+                self.to_deallocate(index, &mut body, window_index);
+            }
+            _ if self.may_kill(&body, window_index, kill) => {
+                let qp_num = peer.qp_num.load(Ordering::Acquire);
+                count(&self.counters.peers_killed);
+                self.event(Event {
+                    kind: EventKind::PeerKilled,
+                    qp_num,
+                    peer: self.peer_id(index),
+                    grant: 0,
+                });
+                if body.life != Life::Gone {
+                    body.life = Life::Dead;
+                }
+                self.peer_lost(index, &mut body, Life::Dead);
+                self.to_deallocate(index, &mut body, window_index);
+            }
+            _ => {
+                body.stuck = true;
+                self.unlink(window_index, waiter);
+                let grant = crate::id::make(crate::id::Kind::Grant, window_index, generation);
+                self.end_item(waiter, Outcome::failed(grant, Status::Open));
+            }
+        }
+    }
+
+    fn expire_bind(&self, index: u32, body: &mut PeerBody, window_index: u32) {
+        let window = self.windows.at(window_index);
+        if window.posted.load(Ordering::Relaxed) == 0 {
+            self.never_bound(index, body, window_index, Outcome::failed(0, Status::TimedOut));
+            return;
+        }
+        body.stuck = true;
+        if let Some(waiter) = window.take_bind_waiter() {
+            let grant = crate::id::make(crate::id::Kind::Grant, window_index, window.right().generation);
+            self.end_item(waiter, Outcome::failed(grant, Status::TimedOut));
+        }
+    }
+
+    /// Whether the deadline of a window's revocation justifies the QP's end.
+    fn may_kill(&self, body: &PeerBody, window: u32, kill: Kill) -> bool {
+        match kill {
+            Kill::Never => false,
+            Kill::Always => true,
+            Kill::IfPolled => {
+                let polls = self.queues.at(body.send_queue).polls.load(Ordering::Acquire);
+                body.outstanding.iter().any(|slot| {
+                    let state = self.chains.at(*slot).body.lock();
+                    let carries = |kind| state.works.iter().any(|w| w.window == window && w.kind == kind);
+                    (carries(Kind::Invalidate) || carries(Kind::Bind)) && state.polls < polls
+                })
+            }
+        }
+    }
+
+    /// The revocation of this operation that waits for the window.
+    pub fn waiter_of(&self, window: u32, op: u32) -> Option<Waiter> {
+        let mut next = self.windows.at(window).revoke_waiter();
+        while let Some(at) = next {
+            if at.op == op {
+                return Some(at);
+            }
+            next = self.ops.at(at.op).behind(at.item);
+        }
+        None
+    }
+
+    /// Takes one revocation out of those that wait for the window. The peer's lock is held.
+    pub fn unlink(&self, window_index: u32, waiter: Waiter) {
+        let window = self.windows.at(window_index);
+        let behind = self.ops.at(waiter.op).behind(waiter.item);
+        let Some(first) = window.revoke_waiter() else { return };
+        if first == waiter {
+            window.swap_revoke_waiter(behind);
+            return;
+        }
+        let mut at = first;
+        while let Some(next) = self.ops.at(at.op).behind(at.item) {
+            if next == waiter {
+                self.ops.at(at.op).set_behind(at.item, behind);
+                return;
+            }
+            at = next;
+        }
+    }
+}

@@ -1,0 +1,249 @@
+//! Grants: a right to a range, handed to one peer.
+
+use std::sync::atomic::Ordering;
+
+use crate::chain::{Kind, Work};
+use crate::context::Context;
+use crate::cq::Mode;
+use crate::id;
+use crate::op::{Callback, Kill, Outcome};
+use crate::peer::{Life, PeerBody};
+use crate::region::RegionFacts;
+use crate::stats::count;
+use crate::status::{Result, Status};
+use crate::window::{Right, State, Waiter};
+
+/// A right that is asked for.
+#[derive(Clone, Copy, Debug)]
+pub struct Request {
+    pub peer: u64,
+    pub region: u64,
+    pub addr: u64,
+    pub length: u64,
+    pub access: u32,
+}
+
+/// A request whose parts were found good.
+#[derive(Clone, Copy)]
+pub struct Checked {
+    pub request: Request,
+    pub peer: u32,
+    pub region: u32,
+    facts: RegionFacts,
+}
+
+impl Context {
+    /// Whether a grant could be made; nothing is changed.
+    pub fn check_request(&self, request: &Request, may_wait: bool) -> Result<Checked> {
+        let (peer, slot) = self.peer(request.peer)?;
+        let (region, facts) = self.region_facts(request.region)?;
+        facts.check(request.addr, request.length, request.access)?;
+        if request.access & !self.capabilities.rights != 0 {
+            return Err(Status::AccessUnsupported);
+        }
+        let mut body = slot.body.lock();
+        self.peer(request.peer)?;
+        if body.domain != facts.domain {
+            return Err(Status::ForeignPd);
+        }
+        self.check_peer(&mut body, request.access)?;
+        if may_wait {
+            self.check_may_wait(&body)?;
+        }
+        Ok(Checked { request: *request, peer, region, facts })
+    }
+
+    fn check_peer(&self, body: &mut PeerBody, access: u32) -> Result<()> {
+        self.refresh(body)?;
+        match body.life {
+            Life::Unused => return Err(Status::StaleId),
+            Life::Dead | Life::Gone => return Err(Status::PeerDead),
+            _ => {}
+        }
+        if body.leaving {
+            return Err(Status::PeerLeaving);
+        }
+        if access & !body.access != 0 {
+            return Err(Status::AccessMissingOnQp);
+        }
+        Ok(())
+    }
+
+    /// Takes a window for the request and enters the grant into the tables; its bind is not
+    /// posted. The peer's lock is held.
+    pub fn place(
+        &self,
+        checked: &Checked,
+        body: &mut PeerBody,
+        waiter: Option<Waiter>,
+    ) -> Result<(u32, u64, u32)> {
+        let request = &checked.request;
+        self.peer(request.peer)?;
+        self.check_peer(body, request.access)?;
+        let region = self.regions.at(checked.region);
+        let alive = region.body.read();
+        self.region(request.region)?;
+        if alive.is_none() {
+            return Err(Status::StaleId);
+        }
+        let (index, rkey) = self.take_window(checked.facts.domain).ok_or(Status::PoolEmpty)?;
+        let window = self.windows.at(index);
+        let generation = window.right().generation;
+        window.set_right(&Right {
+            state: State::Binding,
+            confirmed: false,
+            generation,
+            rkey,
+            peer: checked.peer,
+            region: checked.region,
+            access: request.access,
+            addr: request.addr,
+            length: request.length,
+        });
+        window.set_bind_waiter(waiter);
+        self.list(body, index);
+        self.peers.at(checked.peer).grid.insert(index, request.addr, request.length);
+        region.grid.insert(index, request.addr, request.length);
+        count(&self.counters.grants);
+        Ok((index, id::make(id::Kind::Grant, index, generation), rkey))
+    }
+
+    /// Begins an operation; `end_begin` must follow.
+    pub fn begin_op(&self, timeout_us: u64, kill: Kill, callback: Option<Callback>) -> Result<u32> {
+        let op = self.ops.take().ok_or(Status::TooMany)?;
+        let deadline = self.deadline(timeout_us);
+        self.ops.at(op).begin(deadline, kill, callback);
+        self.next_deadline.fetch_min(deadline, Ordering::SeqCst);
+        Ok(op)
+    }
+
+    /// All items of an operation are under way.
+    pub fn end_begin(&self, op: u32) {
+        if self.ops.at(op).release() {
+            self.op_done(op);
+        }
+    }
+
+    /// Hands out rights; each request ends with an outcome of its own, in order. Bad requests are
+    /// refused before anything is posted. May wait.
+    pub fn grant(&self, requests: &[Request], timeout_us: u64, out: &mut [Outcome]) -> Result<()> {
+        let op = self.begin_grants(requests, timeout_us, None)?;
+        let mut status = Status::Ok;
+        self.wait(op, |body, outcomes| {
+            out[..outcomes.len()].copy_from_slice(outcomes);
+            status = body.status();
+        });
+        if status == Status::Ok {
+            Ok(())
+        } else {
+            Err(status)
+        }
+    }
+
+    /// The same, ending in a callback. Never waits.
+    pub fn grant_start(&self, requests: &[Request], timeout_us: u64, callback: Callback) -> Result<()> {
+        self.begin_grants(requests, timeout_us, Some(callback)).map(|_| ())
+    }
+
+    fn begin_grants(&self, requests: &[Request], timeout_us: u64, callback: Option<Callback>) -> Result<u32> {
+        let may_wait = callback.is_none();
+        for request in requests {
+            self.check_request(request, may_wait)?;
+        }
+        let op = self.begin_op(timeout_us, Kill::Never, callback)?;
+        for (at, request) in requests.iter().enumerate() {
+            if let Err(status) = self.begin_grant(op, request, may_wait, requests.len() - at) {
+                self.ops.at(op).add_ended(Outcome::failed(0, status));
+            }
+        }
+        for request in requests {
+            if let Ok((index, slot)) = self.peer(request.peer) {
+                let mut body = slot.body.lock();
+                self.pump(index, &mut body);
+            }
+        }
+        self.end_begin(op);
+        Ok(op)
+    }
+
+    /// One request of an operation; `more` are to come, this one included.
+    fn begin_grant(&self, op: u32, request: &Request, may_wait: bool, more: usize) -> Result<()> {
+        let checked = self.check_request(request, may_wait)?;
+        loop {
+            match self.queue_grant(op, &checked) {
+                Err(Status::PoolEmpty) if may_wait => self.refill(checked.facts.domain, more)?,
+                other => return other,
+            }
+        }
+    }
+
+    fn queue_grant(&self, op: u32, checked: &Checked) -> Result<()> {
+        let mut body = self.peers.at(checked.peer).body.lock();
+        let (window, grant, _) = self.place(checked, &mut body, None)?;
+        let generation = self.windows.at(window).right().generation;
+        let item = self.ops.at(op).add_item(window, generation, grant);
+        self.windows.at(window).set_bind_waiter(Some(Waiter { op, item }));
+        self.await_queue(op, &body);
+        body.pending.push_back(Work { window, kind: Kind::Bind });
+        Ok(())
+    }
+
+    /// A waiting call polls the queue where this peer's completions come, if it may.
+    pub fn await_queue(&self, op: u32, body: &PeerBody) {
+        if body.mode == Mode::Ours {
+            self.ops.at(op).add_queue(body.send_queue);
+        }
+    }
+
+    /// Binds for the application to post in a chain of its own, all for one peer. Each outcome
+    /// carries id and rkey at once: the key may travel in a later SEND of the same queue pair,
+    /// and in no other way before the grant is confirmed. Never waits.
+    pub fn grant_prepare(
+        &self,
+        requests: &[Request],
+        wrs: &mut [verbs::ibv_send_wr],
+        out: &mut [Outcome],
+    ) -> Result<u64> {
+        let first = requests.first().ok_or(Status::InvalidArgument)?;
+        let mut checked = Vec::with_capacity(requests.len());
+        for request in requests {
+            if request.peer != first.peer {
+                return Err(Status::MixedPeers);
+            }
+            checked.push(self.check_request(request, false)?);
+        }
+        let index = checked[0].peer;
+        let mut body = self.peers.at(index).body.lock();
+        if body.budget < requests.len() as u32 || wrs.len() < requests.len() {
+            return Err(Status::TooMany);
+        }
+        if body.budget - body.used < requests.len() as u32 {
+            return Err(Status::QueueFull);
+        }
+        let mut works = Vec::with_capacity(requests.len());
+        let mut failed = None;
+        for (checked, outcome) in checked.iter().zip(out.iter_mut()) {
+            match self.place(checked, &mut body, None) {
+                Ok((window, grant, rkey)) => {
+                    self.windows.at(window).prepared.store(true, Ordering::Relaxed);
+                    *outcome = Outcome::granted(grant, rkey);
+                    works.push(Work { window, kind: Kind::Bind });
+                }
+                Err(status) => {
+                    failed = Some(status);
+                    break;
+                }
+            }
+        }
+        let prepared = match failed {
+            Some(status) => Err(status),
+            None => self.prepare_chain(index, &mut body, &works, false, None, wrs),
+        };
+        if prepared.is_err() {
+            for work in works {
+                self.never_bound(index, &mut body, work.window, Outcome::failed(0, Status::NotPosted));
+            }
+        }
+        prepared
+    }
+}

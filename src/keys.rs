@@ -1,0 +1,121 @@
+//! The eight key bits of a window: which come next, and how long ago they were used.
+
+/// Keys of one window before the first comes round again.
+pub const KEYS: u64 = 256;
+/// Distances are kept for so many keys together, rounded down to the safe side.
+const SEGMENT: u64 = 16;
+const SEGMENTS: usize = (KEYS / SEGMENT) as usize;
+
+/// The order in which one window's 256 keys are used: a random step through all of them, the
+/// same in each round, so that every key rests for a whole round.
+#[derive(Default)]
+pub struct KeyRing {
+    /// Odd, so that all 256 keys come up.
+    step: u8,
+    start: u8,
+    /// Keys used so far.
+    used: u64,
+    /// For each segment: the domain's count of grants when its newest key was last bound.
+    last_use: [u64; SEGMENTS],
+}
+
+impl KeyRing {
+    /// `current` is the key of the fresh window; it comes up last.
+    pub fn new(random: u64, current: u8) -> Self {
+        let step = (random as u8) | 1;
+        let start = current.wrapping_add(step);
+        KeyRing { step, start, used: 0, last_use: [0; SEGMENTS] }
+    }
+
+    fn segment(&self) -> usize {
+        ((self.used % KEYS) / SEGMENT) as usize
+    }
+
+    /// The count of grants from which the next key may be bound, given the distance to keep.
+    pub fn due(&self, distance: u64) -> u64 {
+        if self.used < KEYS {
+            return 0;
+        }
+        self.last_use[self.segment()].saturating_add(distance)
+    }
+
+    /// Grants since the next key was last valid; `None` if it never was.
+    pub fn distance(&self, now: u64) -> Option<u64> {
+        (self.used >= KEYS).then(|| now - self.last_use[self.segment()])
+    }
+
+    /// Takes the next key. `now` is the domain's count of grants.
+    pub fn take(&mut self, now: u64) -> u8 {
+        let step = self.step.wrapping_mul(self.used as u8);
+        let key = self.start.wrapping_add(step);
+        self.last_use[self.segment()] = now;
+        self.used += 1;
+        key
+    }
+}
+
+/// A small generator for key orders, seeded by the kernel. Not for secrets: what keeps other
+/// clients out is the pinning of a window to its QP.
+pub struct Random(u64);
+
+impl Random {
+    pub fn seeded() -> Self {
+        let mut seed = [0u8; 8];
+        // SAFETY: the buffer is ours and its length is given.
+        let got = unsafe { libc::getrandom(seed.as_mut_ptr().cast(), seed.len(), libc::GRND_NONBLOCK) };
+        if got != seed.len() as isize {
+            seed = crate::time::now_ns().to_ne_bytes();
+        }
+        Random(u64::from_ne_bytes(seed))
+    }
+
+    /// One step of splitmix64.
+    pub fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        mix(self.0)
+    }
+}
+
+/// Spreads every input bit over the whole word.
+#[inline]
+pub fn mix(mut z: u64) -> u64 {
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_keys_come_up_once_a_round_and_the_fresh_one_last() {
+        for random in [0, 1, 77, u64::MAX] {
+            let mut ring = KeyRing::new(random, 42);
+            let round: Vec<u8> = (0..KEYS).map(|n| ring.take(n)).collect();
+            let mut sorted = round.clone();
+            sorted.sort_unstable();
+            assert_eq!(sorted, (0..=255).collect::<Vec<u8>>());
+            assert_eq!(*round.last().unwrap(), 42);
+            assert_eq!(ring.take(KEYS), round[0]);
+        }
+    }
+
+    #[test]
+    fn the_distance_never_overstates() {
+        let mut ring = KeyRing::new(5, 0);
+        let mut last = [None::<u64>; 256];
+        for now in 0..2000u64 {
+            let kept = ring.distance(now);
+            let due = ring.due(100);
+            let key = ring.take(now);
+            match last[key as usize].replace(now) {
+                None => assert_eq!((kept, due), (None, 0)),
+                Some(before) => {
+                    assert!(kept.unwrap() <= now - before);
+                    assert!(due >= before + 100);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,186 @@
+//! Operations: a grant or revocation of any number of items that ends exactly once.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use parking_lot::Mutex;
+
+use crate::status::{Proof, Status};
+use crate::window::Waiter;
+
+/// How one item ended.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct Outcome {
+    /// The grant's id. After a failed grant 0, or an id that must still be revoked.
+    pub grant: u64,
+    /// The key to hand to the peer; 0 unless `status` is a success of a grant.
+    pub rkey: u32,
+    pub status: Status,
+    /// For a revocation, what shows that the right is gone.
+    pub proof: Proof,
+    /// For a failed verbs call, its errno value; else 0.
+    pub error: i32,
+}
+
+impl Outcome {
+    pub const PENDING: Outcome = Outcome::failed(0, Status::Pending);
+
+    pub const fn failed(grant: u64, status: Status) -> Outcome {
+        Outcome { grant, rkey: 0, status, proof: Proof::None, error: 0 }
+    }
+
+    pub const fn granted(grant: u64, rkey: u32) -> Outcome {
+        Outcome { grant, rkey, status: Status::Ok, proof: Proof::None, error: 0 }
+    }
+
+    pub const fn revoked(grant: u64, proof: Proof) -> Outcome {
+        Outcome { grant, rkey: 0, status: Status::Ok, proof, error: 0 }
+    }
+}
+
+/// Called once with the operation's outcome: two words of the caller's, the call's status and
+/// each item's outcome.
+#[derive(Clone, Copy)]
+pub struct Callback {
+    pub call: fn(usize, usize, Status, &[Outcome]),
+    pub words: [usize; 2],
+}
+
+/// What the deadline may do to a QP whose LOCAL_INV does not complete.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Kill {
+    /// Move it to ERR, if its CQ has been polled since the post.
+    #[default]
+    IfPolled,
+    Never,
+    /// The application is about to destroy it: move it to ERR.
+    Always,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Phase {
+    #[default]
+    Idle,
+    Active,
+    /// All items ended; the waiting call or the callback has not taken it yet.
+    Done,
+}
+
+#[derive(Clone, Copy)]
+pub struct Item {
+    pub window: u32,
+    pub generation: u32,
+    /// An older revocation that waits for the same window.
+    pub behind: Option<Waiter>,
+    pub done: bool,
+}
+
+#[derive(Default)]
+pub struct OpBody {
+    pub phase: Phase,
+    pub deadline: u64,
+    pub kill: Kill,
+    pub items: Vec<Item>,
+    pub outcomes: Vec<Outcome>,
+    pub remaining: usize,
+    pub callback: Option<Callback>,
+    /// Indexes of the CQs on which its completions come.
+    pub queues: Vec<u32>,
+    /// When all items have ended, this peer is to be taken off the books.
+    pub detaches: Option<u32>,
+}
+
+#[derive(Default)]
+pub struct Op {
+    pub body: Mutex<OpBody>,
+    /// 1 once `Done`: looked at by waiting calls without the lock.
+    done: AtomicU32,
+}
+
+impl Op {
+    pub fn is_done(&self) -> bool {
+        self.done.load(Ordering::Acquire) != 0
+    }
+
+    /// Starts over. `remaining` begins at 1: the beginner's own hold, so that the operation can't
+    /// end while items are still being added.
+    pub fn begin(&self, deadline: u64, kill: Kill, callback: Option<Callback>) {
+        let mut body = self.body.lock();
+        body.phase = Phase::Active;
+        body.deadline = deadline;
+        body.kill = kill;
+        body.callback = callback;
+        body.remaining = 1;
+        body.detaches = None;
+        body.items.clear();
+        body.outcomes.clear();
+        body.queues.clear();
+        self.done.store(0, Ordering::Release);
+    }
+
+    pub fn add_item(&self, window: u32, generation: u32, grant: u64) -> u32 {
+        let mut body = self.body.lock();
+        body.items.push(Item { window, generation, behind: None, done: false });
+        body.outcomes.push(Outcome { grant, ..Outcome::PENDING });
+        body.remaining += 1;
+        body.items.len() as u32 - 1
+    }
+
+    /// An item that ended before it began.
+    pub fn add_ended(&self, outcome: Outcome) {
+        let mut body = self.body.lock();
+        body.items.push(Item { window: 0, generation: 0, behind: None, done: true });
+        body.outcomes.push(outcome);
+    }
+
+    pub fn add_queue(&self, queue: u32) {
+        let mut body = self.body.lock();
+        if !body.queues.contains(&queue) {
+            body.queues.push(queue);
+        }
+    }
+
+    /// Lets go of one hold. True if it was the last: the operation is done now.
+    pub fn release(&self) -> bool {
+        let mut body = self.body.lock();
+        body.remaining -= 1;
+        self.finish_if_last(&mut body)
+    }
+
+    /// Ends an item unless it has ended. Returns whether the operation is done now.
+    pub fn end_item(&self, item: u32, outcome: Outcome) -> bool {
+        let mut body = self.body.lock();
+        let Some(entry) = body.items.get_mut(item as usize) else { return false };
+        if std::mem::replace(&mut entry.done, true) {
+            return false;
+        }
+        body.outcomes[item as usize] = outcome;
+        body.remaining -= 1;
+        self.finish_if_last(&mut body)
+    }
+
+    fn finish_if_last(&self, body: &mut OpBody) -> bool {
+        if body.remaining == 0 && body.phase == Phase::Active {
+            body.phase = Phase::Done;
+            self.done.store(1, Ordering::Release);
+            return true;
+        }
+        false
+    }
+
+    pub fn set_behind(&self, item: u32, behind: Option<Waiter>) {
+        self.body.lock().items[item as usize].behind = behind;
+    }
+
+    pub fn behind(&self, item: u32) -> Option<Waiter> {
+        self.body.lock().items.get(item as usize).and_then(|i| i.behind)
+    }
+}
+
+impl OpBody {
+    /// The first outcome that is no success.
+    pub fn status(&self) -> Status {
+        let failed = self.outcomes.iter().find(|o| o.status != Status::Ok);
+        failed.map_or(Status::Ok, |o| o.status)
+    }
+}

@@ -1,0 +1,335 @@
+//! Peers: one RC QP each, with the windows bound to it and the share of its send queue that is
+//! ours.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use parking_lot::Mutex;
+
+use crate::chain::Work;
+use crate::context::Context;
+use crate::cq::Mode;
+use crate::device::{Cq, Qp};
+use crate::grid::Grid;
+use crate::id::{self, Kind};
+use crate::op::{Callback, Kill, Outcome};
+use crate::status::{Result, Status};
+use crate::window::NONE;
+
+/// What the application declares at attach.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct PeerOptions {
+    /// Send-queue entries that are ours; each may use one completion-queue entry.
+    pub budget: u32,
+    pub mode: Mode,
+    /// For a QP of `ibv_create_qp_ex`: the `send_ops_flags` it was created with.
+    pub send_ops_flags: Option<u64>,
+    /// The thread that polls in mode `Yours`, as `pthread_self` names it; 0: not declared.
+    pub polling_thread: u64,
+}
+
+/// `IBV_QP_EX_WITH_LOCAL_INV | IBV_QP_EX_WITH_BIND_MW`
+const WINDOW_OPS: u64 = 1 << 7 | 1 << 8;
+
+pub const DEFAULT_BUDGET: u32 = 16;
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Life {
+    /// The slot is unused.
+    #[default]
+    Unused,
+    /// Attached before RTS.
+    Connecting,
+    Live,
+    /// The QP is in ERR, or will be before any of its windows is called gone.
+    Dead,
+    /// The QP no longer exists and is not touched.
+    Gone,
+}
+
+#[derive(Default)]
+pub struct PeerBody {
+    pub life: Life,
+    pub qp: Option<Qp>,
+    pub domain: u32,
+    pub send_queue: u32,
+    pub recv_queue: u32,
+    pub mode: Mode,
+    pub polling_thread: u64,
+    /// The rights that the QP lets in.
+    pub access: u32,
+    pub signal_all: bool,
+    /// No new grants.
+    pub leaving: bool,
+
+    pub budget: u32,
+    /// Send-queue entries of ours that are in use.
+    pub used: u32,
+    /// Work that waits for room in the send queue.
+    pub pending: VecDeque<Work>,
+    /// Committed chains in the order of the send queue.
+    pub outstanding: VecDeque<u32>,
+    /// Chains prepared and not committed.
+    pub prepared: u32,
+    /// Counts prepares, commits and posts.
+    pub sequence: u64,
+    /// A post was refused for lack of room: try again at the next occasion.
+    pub retry: bool,
+    /// A LOCAL_INV of ours did not complete by its deadline: post no more behind it.
+    pub stuck: bool,
+    /// An error was seen on the QP: look at its state before trusting the send queue.
+    pub suspect: bool,
+
+    /// The first of the windows bound, or about to be, to this peer.
+    pub first_window: u32,
+    pub windows: usize,
+    /// Windows to deallocate, and whether the QP must be in ERR first.
+    pub fence: Vec<(u32, bool)>,
+    pub fencing: bool,
+}
+
+#[derive(Default)]
+pub struct Peer {
+    pub generation: AtomicU32,
+    pub qp_num: AtomicU32,
+    pub domain: AtomicU32,
+    pub body: Mutex<PeerBody>,
+    /// The grants by range.
+    pub grid: Grid,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub struct PeerFacts {
+    pub qp_num: u32,
+    pub life: Life,
+    pub leaving: bool,
+    pub grants: usize,
+    pub budget: u32,
+    pub used: u32,
+}
+
+impl Context {
+    pub fn peer(&self, peer: u64) -> Result<(u32, &Peer)> {
+        let (index, generation) = id::parse(Kind::Peer, peer).ok_or(Status::StaleId)?;
+        let slot = self.peers.get(index).ok_or(Status::StaleId)?;
+        if slot.generation.load(Ordering::Acquire) != generation {
+            return Err(Status::StaleId);
+        }
+        Ok((index, slot))
+    }
+
+    pub fn peer_id(&self, index: u32) -> u64 {
+        id::make(Kind::Peer, index, self.peers.at(index).generation.load(Ordering::Acquire))
+    }
+
+    /// May wait: queries the QP.
+    pub fn peer_attach(&self, domain: u64, qp: Qp, options: PeerOptions) -> Result<u64> {
+        let (domain_index, domain_slot) = self.domain(domain)?;
+        if !domain_slot.body.lock().stands_for(qp.pd()) {
+            return Err(Status::ForeignPd);
+        }
+        let facts = qp.query().map_err(|_| Status::VerbsError)?;
+        if facts.qp_type != verbs::IBV_QPT_RC {
+            return Err(Status::NotRc);
+        }
+        if !matches!(facts.state, verbs::IBV_QPS_INIT | verbs::IBV_QPS_RTR | verbs::IBV_QPS_RTS) {
+            return Err(Status::QpState);
+        }
+        match (qp.is_extended(), options.send_ops_flags) {
+            (true, None) => return Err(Status::QpUndeclared),
+            (_, Some(flags)) if flags & WINDOW_OPS != WINDOW_OPS => return Err(Status::QpWithoutWindowOps),
+            _ => {}
+        }
+        let budget = if options.budget == 0 { DEFAULT_BUDGET } else { options.budget };
+        if budget > facts.max_send_wr {
+            return Err(Status::BudgetTooLarge);
+        }
+        let send_cq = qp.send_cq().ok_or(Status::InvalidArgument)?;
+        let number = qp.number();
+        if let Some(other) = self.qps.get(number) {
+            if self.peers.at(other).body.lock().life != Life::Unused {
+                return Err(Status::AlreadyAttached);
+            }
+        }
+        let index = self.peers.take().ok_or(Status::NoMemory)?;
+        let queues = self.enter_queues(send_cq, qp.recv_cq(), options.mode);
+        let (send_queue, recv_queue) = match queues {
+            Ok(queues) => queues,
+            Err(status) => {
+                self.peers.give(index);
+                return Err(status);
+            }
+        };
+        domain_slot.body.lock().peers += 1;
+        let slot = self.peers.at(index);
+        slot.qp_num.store(number, Ordering::Release);
+        slot.domain.store(domain_index, Ordering::Release);
+        let mut body = slot.body.lock();
+        // The queues of the slot's former peer keep their memory.
+        let mut fresh = PeerBody {
+            pending: std::mem::take(&mut body.pending),
+            outstanding: std::mem::take(&mut body.outstanding),
+            fence: std::mem::take(&mut body.fence),
+            ..PeerBody::default()
+        };
+        fresh.life = if facts.state == verbs::IBV_QPS_RTS { Life::Live } else { Life::Connecting };
+        fresh.qp = Some(qp);
+        fresh.domain = domain_index;
+        (fresh.send_queue, fresh.recv_queue) = (send_queue, recv_queue);
+        fresh.mode = options.mode;
+        fresh.polling_thread = options.polling_thread;
+        fresh.access = facts.access;
+        fresh.signal_all = facts.signal_all;
+        fresh.budget = budget;
+        fresh.first_window = NONE;
+        *body = fresh;
+        drop(body);
+        self.qps.set(number, Some(index));
+        Ok(self.peer_id(index))
+    }
+
+    fn enter_queues(&self, send: Cq, recv: Option<Cq>, mode: Mode) -> Result<(u32, u32)> {
+        let send_queue = self.queues.enter(send, mode)?;
+        let Some(recv) = recv.filter(|recv| *recv != send) else { return Ok((send_queue, send_queue)) };
+        match self.queues.enter(recv, mode) {
+            Ok(recv_queue) => Ok((send_queue, recv_queue)),
+            Err(status) => {
+                self.queues.leave(send_queue);
+                Err(status)
+            }
+        }
+    }
+
+    /// Looks again at a QP that was not in RTS when last seen.
+    pub fn refresh(&self, body: &mut PeerBody) -> Result<()> {
+        if body.life != Life::Connecting {
+            return Ok(());
+        }
+        let qp = body.qp.ok_or(Status::StaleId)?;
+        let facts = qp.query().map_err(|_| Status::VerbsError)?;
+        match facts.state {
+            verbs::IBV_QPS_RTS => {
+                body.life = Life::Live;
+                body.access = facts.access;
+                Ok(())
+            }
+            verbs::IBV_QPS_ERR => {
+                body.life = Life::Dead;
+                Err(Status::PeerDead)
+            }
+            _ => Err(Status::NotConnected),
+        }
+    }
+
+    pub fn peer_facts(&self, peer: u64) -> Result<PeerFacts> {
+        let (_, slot) = self.peer(peer)?;
+        let body = slot.body.lock();
+        self.peer(peer)?;
+        Ok(PeerFacts {
+            qp_num: slot.qp_num.load(Ordering::Acquire),
+            life: body.life,
+            leaving: body.leaving,
+            grants: body.windows,
+            budget: body.budget,
+            used: body.used,
+        })
+    }
+
+    /// Revokes all that the peer holds and then takes it off the books. Success means that the
+    /// library touches neither the QP nor its completion queues again. May wait.
+    pub fn peer_detach(&self, peer: u64, timeout_us: u64) -> Result<()> {
+        let op = self.begin_detach(peer, timeout_us, None)?;
+        let mut status = Status::Ok;
+        self.wait(op, |_, outcomes| {
+            let failed = outcomes.iter().find(|o| o.status != Status::Ok);
+            status = failed.map_or(Status::Ok, |o| o.status);
+        });
+        if status != Status::Ok {
+            return Err(status);
+        }
+        Ok(())
+    }
+
+    /// The same, ending in a callback. Never waits.
+    pub fn peer_detach_start(&self, peer: u64, timeout_us: u64, callback: Callback) -> Result<()> {
+        self.begin_detach(peer, timeout_us, Some(callback)).map(|_| ())
+    }
+
+    fn begin_detach(&self, peer: u64, timeout_us: u64, callback: Option<Callback>) -> Result<u32> {
+        let (index, slot) = self.peer(peer)?;
+        {
+            let mut body = slot.body.lock();
+            self.peer(peer)?;
+            if callback.is_none() {
+                self.check_may_wait(&body)?;
+            }
+            body.leaving = true;
+        }
+        let op = self.begin_op(timeout_us, Kill::Always, callback)?;
+        self.ops.at(op).body.lock().detaches = Some(index);
+        self.revoke_all_of(op, index);
+        self.end_begin(op);
+        Ok(op)
+    }
+
+    /// The QP no longer exists: its windows are deallocated, it is never touched again. May wait:
+    /// deallocating is a kernel call.
+    pub fn peer_gone(&self, peer: u64, timeout_us: u64) -> Result<()> {
+        let (index, slot) = self.peer(peer)?;
+        {
+            let mut body = slot.body.lock();
+            self.peer(peer)?;
+            body.leaving = true;
+            self.peer_lost(index, &mut body, Life::Gone);
+        }
+        let op = self.begin_op(timeout_us, Kill::Never, None)?;
+        self.ops.at(op).body.lock().detaches = Some(index);
+        self.revoke_all_of(op, index);
+        self.end_begin(op);
+        let mut failed = None;
+        self.wait(op, |_, outcomes| {
+            failed = outcomes.iter().map(|o: &Outcome| o.status).find(|s| *s != Status::Ok);
+        });
+        failed.map_or(Ok(()), Err)
+    }
+
+    /// Takes a peer without windows off the books; its late completions will be dropped.
+    pub fn peer_forget(&self, index: u32) -> Result<()> {
+        let slot = self.peers.at(index);
+        let mut body = slot.body.lock();
+        if body.life == Life::Unused {
+            return Err(Status::StaleId);
+        }
+        if body.windows > 0 || body.prepared > 0 || !body.fence.is_empty() {
+            return Err(Status::Open);
+        }
+        self.drop_outstanding(&mut body);
+        slot.generation.fetch_add(1, Ordering::AcqRel);
+        let number = slot.qp_num.load(Ordering::Acquire);
+        if self.qps.get(number) == Some(index) {
+            self.qps.set(number, None);
+        }
+        body.life = Life::Unused;
+        body.qp = None;
+        let (domain, send_queue, recv_queue) = (body.domain, body.send_queue, body.recv_queue);
+        // Whoever polls holds a queue's lock and takes this one: leave the queues without it.
+        drop(body);
+        self.queues.leave(send_queue);
+        if recv_queue != send_queue {
+            self.queues.leave(recv_queue);
+        }
+        self.domains.at(domain).body.lock().peers -= 1;
+        self.peers.give(index);
+        Ok(())
+    }
+
+    /// A waiting call on the declared polling thread could never end.
+    pub fn check_may_wait(&self, body: &PeerBody) -> Result<()> {
+        let polls_itself = body.mode == Mode::Yours && body.polling_thread != 0;
+        // SAFETY: no precondition.
+        if polls_itself && body.polling_thread == unsafe { libc::pthread_self() } {
+            return Err(Status::WouldDeadlock);
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,371 @@
+//! Posting: chains of ours, and chains that the application posts for us.
+
+use std::sync::atomic::Ordering;
+
+use verbs::ibv_send_wr;
+
+use crate::chain::{Kind, Stage, Work, WrId, MAX_CHAIN};
+use crate::context::Context;
+use crate::device::{link, Mw, Posted};
+use crate::id;
+use crate::op::Outcome;
+use crate::peer::{Life, PeerBody};
+use crate::stats::count;
+use crate::status::{Proof, Result, Status};
+use crate::window::State;
+
+/// What the application reports of a post that carried a prepared chain.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Committed {
+    /// So many of the chain's first work requests were posted.
+    First(usize),
+    /// The provider reported an error and not where: any number may be posted.
+    Unclear,
+}
+
+impl Context {
+    /// Posts what waits, as far as the budget goes: one post and one signaled completion a chain.
+    pub fn pump(&self, index: u32, body: &mut PeerBody) {
+        while body.life == Life::Live && !body.pending.is_empty() && body.used < body.budget {
+            let room = (body.budget - body.used) as usize;
+            let n = room.min(body.pending.len()).min(MAX_CHAIN);
+            let Some(slot) = self.chains.take() else {
+                self.retry_later(body);
+                return;
+            };
+            if !self.post_chain(index, body, slot, n) {
+                return;
+            }
+        }
+    }
+
+    /// Posts the first `n` of what waits as the chain `slot`. False if the rest must wait.
+    fn post_chain(&self, index: u32, body: &mut PeerBody, slot: u32, n: usize) -> bool {
+        let Some(qp) = body.qp else { return false };
+        let chain = self.chains.at(slot);
+        let generation = chain.generation.load(Ordering::Acquire);
+        let mut scratch = self.scratch.lock().pop().unwrap_or_default();
+        for position in 0..n {
+            let flags = if position + 1 == n { verbs::IBV_SEND_SIGNALED } else { 0 };
+            let id = WrId { slot, generation, position: position as u32 };
+            scratch.push(self.build(body.pending[position], id, flags));
+        }
+        // Before the post: its completion may be polled by another thread at once, which then
+        // waits for this peer's lock.
+        chain.peer.store(index, Ordering::Release);
+        let result = qp.post(&mut scratch);
+        count(&self.counters.posts);
+        scratch.clear();
+        self.scratch.lock().push(scratch);
+
+        let (posted, error) = match result {
+            Posted::All => (n, None),
+            Posted::Part(posted, error) => (posted, Some(error)),
+            Posted::Unclear(error) => (n, Some(error)),
+        };
+        body.sequence += 1;
+        if posted == 0 {
+            self.free_chain(slot);
+        } else {
+            let mut state = chain.body.lock();
+            state.stage = Stage::Posted;
+            state.works.clear();
+            state.works.extend(body.pending.drain(..posted));
+            state.posted = posted;
+            state.signaled = posted == n;
+            state.begun = body.sequence;
+            state.committed = body.sequence;
+            state.polls = self.queues.at(body.send_queue).polls.load(Ordering::Acquire);
+            for work in &state.works {
+                self.windows.at(work.window).posted.fetch_add(1, Ordering::Relaxed);
+                self.note_posted(*work);
+            }
+            body.used += posted as u32;
+            body.outstanding.push_back(slot);
+        }
+        let Some(error) = error else { return true };
+        count(&self.counters.post_errors);
+        if matches!(result, Posted::Unclear(_)) {
+            body.suspect = true;
+        } else if matches!(error.0, libc::ENOMEM | libc::EAGAIN) {
+            // The application's own requests fill the queue: room comes with its completions.
+            self.retry_later(body);
+        } else {
+            body.suspect = true;
+            self.drop_pending(index, body, Status::PostFailed, error.0);
+        }
+        false
+    }
+
+    fn note_posted(&self, work: Work) {
+        let window = self.windows.at(work.window);
+        match work.kind {
+            Kind::Bind => {
+                window.device_rkey.store(window.right().rkey, Ordering::Release);
+                self.count_posted(1, 0);
+            }
+            Kind::Invalidate => {
+                window.set_state(State::Invalidating);
+                self.count_posted(0, 1);
+            }
+        }
+    }
+
+    fn build(&self, work: Work, id: WrId, flags: u32) -> ibv_send_wr {
+        let window = self.windows.at(work.window);
+        let right = window.right();
+        let wr_id = self.wr_ids.make(id);
+        if work.kind == Kind::Invalidate {
+            return verbs::local_inv_wr(wr_id, flags, right.rkey);
+        }
+        let mw = window.mw.load(Ordering::Acquire);
+        if let Some(mw) = Mw::from_raw(mw) {
+            mw.set_current_rkey(window.device_rkey.load(Ordering::Acquire));
+        }
+        let region = self.regions.at(right.region).body.read();
+        let mr = region.as_ref().map_or(std::ptr::null_mut(), |r| r.facts.mr.raw());
+        debug_assert!(!mr.is_null(), "a region with a grant can't be detached");
+        let target = verbs::BindTarget { mr, addr: right.addr, length: right.length, access: right.access };
+        verbs::bind_wr(wr_id, flags, mw, right.rkey, target)
+    }
+
+    /// What waits and can't be posted: binds fail, invalidates become deallocations.
+    pub fn drop_pending(&self, index: u32, body: &mut PeerBody, status: Status, error: i32) {
+        while let Some(work) = body.pending.pop_front() {
+            let window = self.windows.at(work.window);
+            if window.peer() != index {
+                continue;
+            }
+            match work.kind {
+                Kind::Bind => self.never_bound(
+                    index,
+                    body,
+                    work.window,
+                    Outcome { error, ..Outcome::failed(0, status) },
+                ),
+                Kind::Invalidate => self.to_deallocate(index, body, work.window),
+            }
+        }
+    }
+
+    /// A grant whose bind was not posted ends; its window goes back to the pool.
+    pub fn never_bound(&self, index: u32, body: &mut PeerBody, window: u32, outcome: Outcome) {
+        if let Some(waiter) = self.windows.at(window).take_bind_waiter() {
+            self.end_item(waiter, outcome);
+        }
+        body.pending.retain(|work| work.window != window);
+        self.close_window(index, body, window, Proof::NeverBound, false);
+    }
+
+    fn retry_later(&self, body: &mut PeerBody) {
+        body.retry = true;
+        self.wants_retry.store(true, Ordering::Release);
+    }
+
+    /// Tries again where a post was refused for lack of room.
+    pub fn retry_posts(&self) {
+        if !self.wants_retry.swap(false, Ordering::AcqRel) {
+            return;
+        }
+        for index in 0..self.peers.len() as u32 {
+            let mut body = self.peers.at(index).body.lock();
+            if std::mem::take(&mut body.retry) {
+                self.pump(index, &mut body);
+            }
+        }
+    }
+
+    /// Begins a chain that the application will post: work requests into `out`, linked. The
+    /// works' windows are counted as posted from here on, since nobody knows when they will be.
+    pub fn prepare_chain(
+        &self,
+        index: u32,
+        body: &mut PeerBody,
+        works: &[Work],
+        signal: bool,
+        op: Option<u32>,
+        out: &mut [ibv_send_wr],
+    ) -> Result<u64> {
+        if works.len() > MAX_CHAIN || works.len() > out.len() {
+            return Err(Status::TooMany);
+        }
+        if body.budget - body.used < works.len() as u32 {
+            return Err(Status::QueueFull);
+        }
+        let slot = self.chains.take().ok_or(Status::QueueFull)?;
+        let chain = self.chains.at(slot);
+        let generation = chain.generation.load(Ordering::Acquire);
+        chain.peer.store(index, Ordering::Release);
+        // Half the budget may go unsignaled; whatever is posted beyond brings the slots back.
+        let signal = signal || body.used + works.len() as u32 > body.budget / 2;
+        for (position, work) in works.iter().enumerate() {
+            let last = position + 1 == works.len();
+            let flags = if last && signal { verbs::IBV_SEND_SIGNALED } else { 0 };
+            let id = WrId { slot, generation, position: position as u32 };
+            out[position] = self.build(*work, id, flags);
+            self.windows.at(work.window).posted.fetch_add(1, Ordering::Relaxed);
+        }
+        link(&mut out[..works.len()]);
+        body.sequence += 1;
+        body.used += works.len() as u32;
+        body.prepared += 1;
+        let mut state = chain.body.lock();
+        state.stage = Stage::Prepared;
+        state.works.clear();
+        state.works.extend_from_slice(works);
+        state.posted = works.len();
+        state.signaled = signal;
+        state.begun = body.sequence;
+        state.early = None;
+        state.op = op;
+        state.first_wr = out.as_ptr() as usize;
+        state.polls = self.queues.at(body.send_queue).polls.load(Ordering::Acquire);
+        Ok(id::make(id::Kind::Token, slot, generation))
+    }
+
+    /// Where the application's work requests for a token lie, and how many there are.
+    pub fn prepared_wrs(&self, token: u64) -> Result<(*const ibv_send_wr, usize)> {
+        let (slot, generation) = id::parse(id::Kind::Token, token).ok_or(Status::StaleId)?;
+        let chain = self.chains.get(slot).ok_or(Status::StaleId)?;
+        let state = chain.body.lock();
+        if chain.generation.load(Ordering::Acquire) != generation || state.stage != Stage::Prepared {
+            return Err(Status::StaleId);
+        }
+        Ok((state.first_wr as *const ibv_send_wr, state.works.len()))
+    }
+
+    /// The application posted, or tried to. Returns how many of the chain's work requests count
+    /// as posted. Never waits.
+    pub fn commit(&self, token: u64, outcome: Committed) -> Result<usize> {
+        let (slot, generation) = id::parse(id::Kind::Token, token).ok_or(Status::StaleId)?;
+        let chain = self.chains.get(slot).ok_or(Status::StaleId)?;
+        let index = chain.peer.load(Ordering::Acquire);
+        let peer = self.peers.get(index).ok_or(Status::StaleId)?;
+        let mut body = peer.body.lock();
+        let mut state = chain.body.lock();
+        if chain.generation.load(Ordering::Acquire) != generation || state.stage != Stage::Prepared {
+            return Err(Status::StaleId);
+        }
+        let all = state.works.len();
+        let posted = match outcome {
+            Committed::First(n) => n.min(all),
+            Committed::Unclear => all,
+        };
+        body.prepared -= 1;
+        body.used -= (all - posted) as u32;
+        body.sequence += 1;
+        let rest = state.works.split_off(posted);
+        state.posted = posted;
+        state.signaled &= posted == all;
+        state.committed = body.sequence;
+        let op = state.op.take();
+        let early = state.early.take();
+        for work in &state.works {
+            self.windows.at(work.window).prepared.store(false, Ordering::Relaxed);
+            self.note_posted(*work);
+        }
+        body.suspect |= outcome == Committed::Unclear;
+        if posted == 0 {
+            drop(state);
+            self.free_chain(slot);
+        } else {
+            state.stage = Stage::Posted;
+            let works = if early.is_none() { state.works.clone() } else { Vec::new() };
+            drop(state);
+            body.outstanding.push_back(slot);
+            match early {
+                Some(success) => self.chain_ended(index, &mut body, slot, success),
+                None if body.life != Life::Live => self.lose_outstanding(index, &mut body),
+                None => self.revoke_bound(index, &mut body, &works),
+            }
+        }
+        for work in rest {
+            self.not_posted(index, &mut body, work, op);
+        }
+        self.pump(index, &mut body);
+        drop(body);
+        if let Some(op) = op {
+            self.end_begin(op);
+        }
+        Ok(posted)
+    }
+
+    /// Revocations that came while a bind was in the application's hands are taken up now.
+    fn revoke_bound(&self, index: u32, body: &mut PeerBody, works: &[Work]) {
+        for work in works {
+            let window = self.windows.at(work.window);
+            if work.kind == Kind::Bind && window.revoke_waiter().is_some() {
+                self.start_revoke(index, body, work.window);
+            }
+        }
+    }
+
+    /// A prepared work request that the application did not post.
+    fn not_posted(&self, index: u32, body: &mut PeerBody, work: Work, op: Option<u32>) {
+        let window = self.windows.at(work.window);
+        window.posted.fetch_sub(1, Ordering::Relaxed);
+        window.prepared.store(false, Ordering::Relaxed);
+        match work.kind {
+            Kind::Bind => {
+                self.never_bound(index, body, work.window, Outcome::failed(0, Status::NotPosted));
+            }
+            Kind::Invalidate => {
+                window.set_state(State::Valid);
+                if let Some(waiter) = op.and_then(|op| self.waiter_of(work.window, op)) {
+                    self.unlink(work.window, waiter);
+                    let grant = id::make(id::Kind::Grant, work.window, window.right().generation);
+                    self.end_item(waiter, Outcome::failed(grant, Status::NotPosted));
+                }
+                if window.revoke_waiter().is_some() || body.life != Life::Live {
+                    self.start_revoke(index, body, work.window);
+                }
+            }
+        }
+    }
+}
+
+/// How many of `n` work requests from `first` on were posted, given the post's `bad_wr`; `None`
+/// if that is NULL. The application may have put its own requests before, between and after.
+///
+/// # Safety
+/// The chain that was posted must still be in place.
+pub unsafe fn posted_before(
+    first: *const ibv_send_wr,
+    n: usize,
+    bad_wr: *const ibv_send_wr,
+) -> Option<usize> {
+    if bad_wr.is_null() {
+        return None;
+    }
+    let ours = |wr: *const ibv_send_wr| (0..n).find(|at| first.wrapping_add(*at) == wr);
+    let mut wr = bad_wr;
+    while !wr.is_null() {
+        if let Some(at) = ours(wr) {
+            return Some(at);
+        }
+        // SAFETY: the caller vouches for the chain; `wr` is in it.
+        wr = unsafe { (*wr).next };
+    }
+    Some(n)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_posted_follows_from_where_the_chain_broke() {
+        let mut wrs: Vec<ibv_send_wr> = (0..5).map(|n| verbs::local_inv_wr(n, 0, 0)).collect();
+        link(&mut wrs);
+        let at = |n: usize| &wrs[n] as *const ibv_send_wr;
+        // The application's, ours (2), the application's (2).
+        let ours = at(1);
+        // SAFETY: the chain is in place.
+        let posted = |bad| unsafe { posted_before(ours, 2, bad) };
+        assert_eq!(posted(at(0)), Some(0));
+        assert_eq!(posted(at(1)), Some(0));
+        assert_eq!(posted(at(2)), Some(1));
+        assert_eq!(posted(at(3)), Some(2));
+        assert_eq!(posted(std::ptr::null()), None);
+    }
+}

@@ -1,0 +1,459 @@
+//! Revocations: rights taken back, with proof.
+
+use crate::chain::{Kind, Work};
+use crate::context::Context;
+use crate::grant::Request;
+use crate::id;
+use crate::op::{Callback, Kill, Outcome};
+use crate::peer::{Life, PeerBody};
+use crate::status::{Result, Status};
+use crate::window::{State, Waiter, NONE};
+use std::sync::atomic::Ordering;
+
+impl Context {
+    /// Takes grants back; each ends with an outcome of its own, in order. May wait.
+    pub fn revoke(&self, grants: &[u64], timeout_us: u64, kill: Kill, out: &mut [Outcome]) -> Result<()> {
+        for grant in grants {
+            self.check_waiting_revoke(*grant)?;
+        }
+        let op = self.begin_revoke(grants, timeout_us, kill, None)?;
+        self.wait_for_all(op, |outcomes| {
+            let n = outcomes.len().min(out.len());
+            out[..n].copy_from_slice(&outcomes[..n]);
+        })
+    }
+
+    /// The same, ending in a callback. Never waits.
+    pub fn revoke_start(
+        &self,
+        grants: &[u64],
+        timeout_us: u64,
+        kill: Kill,
+        callback: Callback,
+    ) -> Result<()> {
+        self.begin_revoke(grants, timeout_us, kill, Some(callback)).map(|_| ())
+    }
+
+    /// All that a peer holds. May wait without a callback. Returns how many grants ended.
+    pub fn revoke_peer(&self, peer: u64, timeout_us: u64, kill: Kill) -> Result<usize> {
+        let (index, slot) = self.peer(peer)?;
+        self.check_may_wait(&slot.body.lock())?;
+        let op = self.begin_op(timeout_us, kill, None)?;
+        self.revoke_all_of(op, index);
+        self.end_begin(op);
+        let mut ended = 0;
+        self.wait_for_all(op, |outcomes| ended = outcomes.len())?;
+        Ok(ended)
+    }
+
+    pub fn revoke_peer_start(
+        &self,
+        peer: u64,
+        timeout_us: u64,
+        kill: Kill,
+        callback: Callback,
+    ) -> Result<()> {
+        let (index, _) = self.peer(peer)?;
+        let op = self.begin_op(timeout_us, kill, Some(callback))?;
+        self.revoke_all_of(op, index);
+        self.end_begin(op);
+        Ok(())
+    }
+
+    /// All rights of anybody that touch a range. May wait. Returns how many grants ended.
+    pub fn revoke_range(
+        &self,
+        region: u64,
+        addr: u64,
+        length: u64,
+        timeout_us: u64,
+        kill: Kill,
+    ) -> Result<usize> {
+        let op = self.begin_range(region, addr, length, timeout_us, kill, None)?;
+        let mut ended = 0;
+        self.wait_for_all(op, |outcomes| ended = outcomes.len())?;
+        Ok(ended)
+    }
+
+    pub fn revoke_range_start(
+        &self,
+        region: u64,
+        addr: u64,
+        length: u64,
+        timeout_us: u64,
+        kill: Kill,
+        callback: Callback,
+    ) -> Result<()> {
+        self.begin_range(region, addr, length, timeout_us, kill, Some(callback)).map(|_| ())
+    }
+
+    fn begin_range(
+        &self,
+        region: u64,
+        addr: u64,
+        length: u64,
+        timeout_us: u64,
+        kill: Kill,
+        callback: Option<Callback>,
+    ) -> Result<u32> {
+        let mut found = self.gathered.lock().pop().unwrap_or_default();
+        let result = self.windows_in(region, addr, length, &mut found).and_then(|()| {
+            if callback.is_none() {
+                for window in &found {
+                    self.check_waiting_window(*window)?;
+                }
+            }
+            self.begin_op(timeout_us, kill, callback)
+        });
+        if let Ok(op) = result {
+            self.revoke_windows(op, &found);
+            self.end_begin(op);
+        }
+        found.clear();
+        self.gathered.lock().push(found);
+        result
+    }
+
+    fn wait_for_all(&self, op: u32, read: impl FnOnce(&[Outcome])) -> Result<()> {
+        let mut status = Status::Ok;
+        self.wait(op, |body, outcomes| {
+            read(outcomes);
+            status = body.status();
+        });
+        if status == Status::Ok {
+            Ok(())
+        } else {
+            Err(status)
+        }
+    }
+
+    fn check_waiting_revoke(&self, grant: u64) -> Result<()> {
+        match id::parse(id::Kind::Grant, grant) {
+            Some((window, _)) if (window as usize) < self.windows.len() => self.check_waiting_window(window),
+            _ => Ok(()),
+        }
+    }
+
+    fn check_waiting_window(&self, window: u32) -> Result<()> {
+        match self.peers.get(self.windows.at(window).peer()) {
+            Some(peer) => self.check_may_wait(&peer.body.lock()),
+            None => Ok(()),
+        }
+    }
+
+    fn begin_revoke(
+        &self,
+        grants: &[u64],
+        timeout_us: u64,
+        kill: Kill,
+        callback: Option<Callback>,
+    ) -> Result<u32> {
+        let op = self.begin_op(timeout_us, kill, callback)?;
+        for grant in grants {
+            if let Err(status) = self.add_grant(op, *grant) {
+                self.ops.at(op).add_ended(Outcome::failed(*grant, status));
+            }
+        }
+        for grant in grants {
+            if let Some((window, _)) = id::parse(id::Kind::Grant, *grant) {
+                self.pump_owner(window);
+            }
+        }
+        self.end_begin(op);
+        Ok(op)
+    }
+
+    /// Posts what the revocation of a window has put in line.
+    fn pump_owner(&self, window: u32) {
+        let Some(owner) = self.windows.get(window).map(|w| w.peer()) else { return };
+        if let Some(peer) = self.peers.get(owner) {
+            let mut body = peer.body.lock();
+            self.pump(owner, &mut body);
+        }
+    }
+
+    /// Adds one grant to a revocation and puts its LOCAL_INV in line; nothing is posted yet.
+    fn add_grant(&self, op: u32, grant: u64) -> Result<()> {
+        let (window, generation) = id::parse(id::Kind::Grant, grant).ok_or(Status::StaleId)?;
+        if window as usize >= self.windows.len() {
+            return Err(Status::StaleId);
+        }
+        self.add_window(op, window, Some(generation))
+    }
+
+    fn add_window(&self, op: u32, window_index: u32, generation: Option<u32>) -> Result<()> {
+        let window = self.windows.at(window_index);
+        let owner = window.peer();
+        let peer = self.peers.get(owner).ok_or(Status::StaleId)?;
+        let mut body = peer.body.lock();
+        self.attach(op, owner, &mut body, window_index, generation)?;
+        self.start_revoke(owner, &mut body, window_index);
+        Ok(())
+    }
+
+    /// Makes the operation wait for the end of a window's grant. The peer's lock is held.
+    fn attach(
+        &self,
+        op: u32,
+        owner: u32,
+        body: &mut PeerBody,
+        window_index: u32,
+        generation: Option<u32>,
+    ) -> Result<()> {
+        let window = self.windows.at(window_index);
+        let right = window.right();
+        if right.peer != owner || !right.state.is_open() || generation.is_some_and(|g| g != right.generation)
+        {
+            return Err(Status::StaleId);
+        }
+        if self.waiter_of(window_index, op).is_some() {
+            return Err(Status::Duplicate);
+        }
+        let grant = id::make(id::Kind::Grant, window_index, right.generation);
+        let item = self.ops.at(op).add_item(window_index, right.generation, grant);
+        let behind = window.swap_revoke_waiter(Some(Waiter { op, item }));
+        self.ops.at(op).set_behind(item, behind);
+        self.await_queue(op, body);
+        Ok(())
+    }
+
+    /// Does the next thing that ends a window's grant. The peer's lock is held.
+    pub fn start_revoke(&self, index: u32, body: &mut PeerBody, window_index: u32) {
+        let window = self.windows.at(window_index);
+        match window.state() {
+            State::Binding if window.prepared.load(Ordering::Relaxed) => {}
+            State::Binding | State::Valid => {
+                let under_way = window.posted.load(Ordering::Relaxed) > 0;
+                let hopeless = body.life != Life::Live || (!under_way && (body.stuck || body.suspect));
+                if hopeless {
+                    self.to_deallocate(index, body, window_index);
+                } else {
+                    if window.state() == State::Valid {
+                        window.set_state(State::Revoking);
+                    }
+                    body.pending.push_back(Work { window: window_index, kind: Kind::Invalidate });
+                }
+            }
+            State::Uncertain => self.to_deallocate(index, body, window_index),
+            _ => {}
+        }
+    }
+
+    /// Adds all that a peer holds to a revocation.
+    pub fn revoke_all_of(&self, op: u32, index: u32) {
+        let mut body = self.peers.at(index).body.lock();
+        let mut window = body.first_window;
+        while window != NONE {
+            let next = self.windows.at(window).next.load(Ordering::Relaxed);
+            if self.attach(op, index, &mut body, window, None).is_ok() {
+                self.start_revoke(index, &mut body, window);
+            }
+            window = next;
+        }
+        self.pump(index, &mut body);
+    }
+
+    fn revoke_windows(&self, op: u32, windows: &[u32]) {
+        for window in windows {
+            // One that has ended meanwhile is what was wanted.
+            let _ = self.add_window(op, *window, None);
+        }
+        for window in windows {
+            self.pump_owner(*window);
+        }
+    }
+
+    /// LOCAL_INVs for the application to post in a chain of its own; all grants of one peer. The
+    /// revocation ends in the callback, after the commit. Never waits.
+    pub fn revoke_prepare(
+        &self,
+        grants: &[u64],
+        timeout_us: u64,
+        kill: Kill,
+        callback: Option<Callback>,
+        wrs: &mut [verbs::ibv_send_wr],
+    ) -> Result<u64> {
+        let first = *grants.first().ok_or(Status::InvalidArgument)?;
+        let owner = self.owner_of(first)?;
+        let mut body = self.peers.at(owner).body.lock();
+        let works = self.check_preparable(owner, &body, grants)?;
+        let op = self.begin_op(timeout_us, kill, Some(callback.unwrap_or(NOBODY)))?;
+        self.prepare_invalidates(owner, &mut body, op, &works, wrs, works.len())
+    }
+
+    /// A LOCAL_INV for the old grant and a bind for its successor, to be posted in this order.
+    /// Never waits.
+    pub fn regrant_prepare(
+        &self,
+        grant: u64,
+        request: &Request,
+        timeout_us: u64,
+        callback: Option<Callback>,
+        wrs: &mut [verbs::ibv_send_wr],
+        out: &mut Outcome,
+    ) -> Result<u64> {
+        let checked = self.check_request(request, false)?;
+        let owner = self.owner_of(grant)?;
+        if owner != checked.peer {
+            return Err(Status::MixedPeers);
+        }
+        let mut body = self.peers.at(owner).body.lock();
+        let mut works = self.check_preparable(owner, &body, &[grant])?;
+        if body.budget < 2 || wrs.len() < 2 {
+            return Err(Status::TooMany);
+        }
+        if body.budget - body.used < 2 {
+            return Err(Status::QueueFull);
+        }
+        let (window, id, rkey) = self.place(&checked, &mut body, None)?;
+        self.windows.at(window).prepared.store(true, Ordering::Relaxed);
+        works.push(Work { window, kind: Kind::Bind });
+        *out = Outcome::granted(id, rkey);
+        let prepared = self
+            .begin_op(timeout_us, Kill::default(), Some(callback.unwrap_or(NOBODY)))
+            .and_then(|op| self.prepare_invalidates(owner, &mut body, op, &works, wrs, 1));
+        if prepared.is_err() {
+            self.never_bound(owner, &mut body, window, Outcome::failed(0, Status::NotPosted));
+        }
+        prepared
+    }
+
+    fn owner_of(&self, grant: u64) -> Result<u32> {
+        let (window, generation) = id::parse(id::Kind::Grant, grant).ok_or(Status::StaleId)?;
+        let right = self.windows.get(window).ok_or(Status::StaleId)?.right();
+        let known = right.generation == generation && self.peers.get(right.peer).is_some();
+        if known {
+            Ok(right.peer)
+        } else {
+            Err(Status::StaleId)
+        }
+    }
+
+    /// Whether LOCAL_INVs for all these grants of one peer may be posted now.
+    fn check_preparable(&self, owner: u32, body: &PeerBody, grants: &[u64]) -> Result<Vec<Work>> {
+        let mut works: Vec<Work> = Vec::with_capacity(grants.len());
+        for grant in grants {
+            let (window, generation) = id::parse(id::Kind::Grant, *grant).ok_or(Status::StaleId)?;
+            let right = self.windows.get(window).ok_or(Status::StaleId)?.right();
+            if right.generation != generation || !right.state.is_open() {
+                return Err(Status::StaleId);
+            }
+            if right.peer != owner {
+                return Err(Status::MixedPeers);
+            }
+            if works.iter().any(|work| work.window == window) {
+                return Err(Status::Duplicate);
+            }
+            // A bind that still waits in our own line would come after the application's post.
+            let waits = right.state == State::Binding
+                && (self.windows.at(window).posted.load(Ordering::Relaxed) == 0
+                    || self.windows.at(window).prepared.load(Ordering::Relaxed));
+            if waits || !matches!(right.state, State::Valid | State::Binding) {
+                return Err(Status::InProgress);
+            }
+            works.push(Work { window, kind: Kind::Invalidate });
+        }
+        if body.life != Life::Live {
+            return Err(Status::PeerDead);
+        }
+        if body.budget < grants.len() as u32 {
+            return Err(Status::TooMany);
+        }
+        if body.budget - body.used < grants.len() as u32 {
+            return Err(Status::QueueFull);
+        }
+        Ok(works)
+    }
+
+    /// The first `n` works are the invalidates of the operation, which is dropped on an error.
+    fn prepare_invalidates(
+        &self,
+        owner: u32,
+        body: &mut PeerBody,
+        op: u32,
+        works: &[Work],
+        wrs: &mut [verbs::ibv_send_wr],
+        n: usize,
+    ) -> Result<u64> {
+        let token = match self.prepare_chain(owner, body, works, true, Some(op), wrs) {
+            Ok(token) => token,
+            Err(status) => {
+                self.ops.at(op).body.lock().callback = None;
+                self.end_op(op);
+                return Err(status);
+            }
+        };
+        for work in &works[..n] {
+            // Checked just now, under the same lock.
+            let _ = self.attach(op, owner, body, work.window, None);
+            self.windows.at(work.window).set_state(State::Invalidating);
+        }
+        Ok(token)
+    }
+
+    /// Ends a grant and hands out its successor, in one chain: the new right is bound only after
+    /// the old one is gone. Two outcomes: the revocation's and the grant's. May wait.
+    pub fn regrant(
+        &self,
+        grant: u64,
+        request: &Request,
+        timeout_us: u64,
+        out: &mut [Outcome; 2],
+    ) -> Result<()> {
+        let checked = self.check_request(request, true)?;
+        let owner = self.owner_of(grant)?;
+        if owner != checked.peer {
+            return Err(Status::MixedPeers);
+        }
+        let domain = self.peers.at(owner).domain.load(Ordering::Acquire);
+        let op = self.begin_op(timeout_us, Kill::default(), None)?;
+        let queued = loop {
+            match self.queue_regrant(op, grant, owner, &checked) {
+                Err(Status::PoolEmpty) => {
+                    if let Err(status) = self.refill(domain, 1) {
+                        break Err(status);
+                    }
+                }
+                other => break other,
+            }
+        };
+        self.end_begin(op);
+        let mut status = Status::Ok;
+        self.wait(op, |body, outcomes| {
+            if let [revoked, granted] = outcomes {
+                *out = [*revoked, *granted];
+            }
+            status = body.status();
+        });
+        queued?;
+        if status == Status::Ok {
+            Ok(())
+        } else {
+            Err(status)
+        }
+    }
+
+    fn queue_regrant(&self, op: u32, grant: u64, owner: u32, checked: &crate::grant::Checked) -> Result<()> {
+        let mut body = self.peers.at(owner).body.lock();
+        let (old, generation) = id::parse(id::Kind::Grant, grant).ok_or(Status::StaleId)?;
+        let right = self.windows.at(old).right();
+        if right.generation != generation || right.peer != owner {
+            return Err(Status::StaleId);
+        }
+        if !matches!(right.state, State::Valid | State::Binding) {
+            return Err(Status::InProgress);
+        }
+        let (window, id, _) = self.place(checked, &mut body, None)?;
+        self.attach(op, owner, &mut body, old, Some(generation))?;
+        self.start_revoke(owner, &mut body, old);
+        let fresh = self.windows.at(window).right().generation;
+        let item = self.ops.at(op).add_item(window, fresh, id);
+        self.windows.at(window).set_bind_waiter(Some(Waiter { op, item }));
+        body.pending.push_back(Work { window, kind: Kind::Bind });
+        self.pump(owner, &mut body);
+        Ok(())
+    }
+}
+
+/// For an operation whose end nobody wants to hear of.
+const NOBODY: Callback = Callback { call: |_, _, _, _| {}, words: [0, 0] };

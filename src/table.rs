@@ -1,0 +1,130 @@
+//! The questions: who may do what.
+
+use std::sync::atomic::Ordering;
+
+use crate::context::Context;
+use crate::id;
+use crate::status::{Result, Status};
+use crate::window::{Right, State, NONE};
+
+/// A grant as the tables have it.
+#[derive(Clone, Copy, Debug)]
+pub struct GrantFacts {
+    pub grant: u64,
+    pub peer: u64,
+    pub qp_num: u32,
+    pub right: Right,
+}
+
+impl Context {
+    /// Whether the client behind a QP holds a live grant that covers the whole range with all
+    /// these rights. Reads without a lock. Never waits.
+    pub fn check(
+        &self,
+        domain: u64,
+        qp_num: u32,
+        addr: u64,
+        length: u64,
+        access: u32,
+    ) -> Result<Option<u64>> {
+        let (domain, generation) = id::parse(id::Kind::Domain, domain).ok_or(Status::StaleId)?;
+        let slot = self.domains.get(domain).ok_or(Status::StaleId)?;
+        if slot.generation.load(Ordering::Acquire) != generation {
+            return Err(Status::StaleId);
+        }
+        if length == 0 {
+            return Err(Status::LengthZero);
+        }
+        let Some(index) = self.qps.get(qp_num) else { return Ok(None) };
+        let peer = self.peers.at(index);
+        if peer.domain.load(Ordering::Acquire) != domain {
+            return Ok(None);
+        }
+        Ok(peer.grid.find(addr, |window| {
+            let right = self.windows.at(window).right();
+            let allowed = right.peer == index
+                && matches!(right.state, State::Valid | State::Revoking | State::Invalidating)
+                && right.access & access == access
+                && right.covers(addr, length);
+            allowed.then(|| id::make(id::Kind::Grant, window, right.generation))
+        }))
+    }
+
+    /// The open grant whose rkey this is. Reads without a lock. Never waits.
+    pub fn find_rkey(&self, rkey: u32) -> Option<GrantFacts> {
+        let window = self.rkeys.get(rkey >> 8)?;
+        let right = self.windows.at(window).right();
+        (right.state.is_open() && right.rkey == rkey).then(|| self.facts_of(window, right))
+    }
+
+    pub fn grant_facts(&self, grant: u64) -> Result<GrantFacts> {
+        let (window, generation) = id::parse(id::Kind::Grant, grant).ok_or(Status::StaleId)?;
+        let right = self.windows.get(window).ok_or(Status::StaleId)?.right();
+        if right.generation != generation || !right.state.is_open() {
+            return Err(Status::StaleId);
+        }
+        Ok(self.facts_of(window, right))
+    }
+
+    fn facts_of(&self, window: u32, right: Right) -> GrantFacts {
+        GrantFacts {
+            grant: id::make(id::Kind::Grant, window, right.generation),
+            peer: self.peers.get(right.peer).map_or(0, |_| self.peer_id(right.peer)),
+            qp_num: self.peers.get(right.peer).map_or(0, |p| p.qp_num.load(Ordering::Acquire)),
+            right,
+        }
+    }
+
+    /// The ids of a peer's open grants, as many as there is room for. Returns how many there are.
+    pub fn peer_grants(&self, peer: u64, out: &mut [u64]) -> Result<usize> {
+        let (_, slot) = self.peer(peer)?;
+        let body = slot.body.lock();
+        self.peer(peer)?;
+        let mut found = 0;
+        let mut window = body.first_window;
+        while window != NONE {
+            if let Some(place) = out.get_mut(found) {
+                *place = id::make(id::Kind::Grant, window, self.windows.at(window).right().generation);
+            }
+            found += 1;
+            window = self.windows.at(window).next.load(Ordering::Relaxed);
+        }
+        Ok(found)
+    }
+
+    /// The ids of the open grants that touch a range, likewise.
+    pub fn range_grants(&self, region: u64, addr: u64, length: u64, out: &mut [u64]) -> Result<usize> {
+        let mut found = self.gathered.lock().pop().unwrap_or_default();
+        let result = self.windows_in(region, addr, length, &mut found);
+        for (place, window) in out.iter_mut().zip(&found) {
+            *place = id::make(id::Kind::Grant, *window, self.windows.at(*window).right().generation);
+        }
+        let n = found.len();
+        found.clear();
+        self.gathered.lock().push(found);
+        result.map(|()| n)
+    }
+
+    /// The windows with an open right that touches a range of a region.
+    pub fn windows_in(&self, region: u64, addr: u64, length: u64, found: &mut Vec<u32>) -> Result<()> {
+        let (index, facts) = self.region_facts(region)?;
+        if length == 0 {
+            return Err(Status::LengthZero);
+        }
+        let inside = addr
+            .checked_sub(facts.addr)
+            .is_some_and(|offset| offset < facts.length && facts.length - offset >= length);
+        if !inside {
+            return Err(Status::OutOfRange);
+        }
+        self.regions.at(index).grid.each_near(addr, length, |window| {
+            let right = self.windows.at(window).right();
+            if right.region == index && right.state.is_open() && right.overlaps(addr, length) {
+                found.push(window);
+            }
+        });
+        found.sort_unstable();
+        found.dedup();
+        Ok(())
+    }
+}

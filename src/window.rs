@@ -1,0 +1,290 @@
+//! One memory window and its state.
+//!
+//! What a lookup reads stands in one cache line of its own and is read under a sequence count.
+//! Everything is atomic, so that a late reader sees an old value and never a torn one; who may
+//! *write* is a matter of ownership:
+//! a free window belongs to its domain's pool (the pool's lock), any other to its peer (the
+//! peer's lock).
+
+use std::sync::atomic::{fence, AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
+
+use parking_lot::Mutex;
+
+use crate::keys::KeyRing;
+
+/// "No window", "no peer", "no region" in the 32-bit links below.
+pub const NONE: u32 = u32::MAX;
+
+#[repr(u32)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum State {
+    /// No `ibv_mw` behind it.
+    Empty = 0,
+    /// Unbound, in its domain's pool.
+    Free = 1,
+    /// Its bind is prepared, queued or posted and not known to have completed.
+    Binding = 2,
+    /// Bound: a live grant.
+    Valid = 3,
+    /// A revocation is asked for; no LOCAL_INV is posted.
+    Revoking = 4,
+    /// Its LOCAL_INV is prepared or posted.
+    Invalidating = 5,
+    /// Being deallocated.
+    Deallocating = 6,
+    /// Not proved gone: the right may still be usable.
+    Uncertain = 7,
+}
+
+impl State {
+    fn from_raw(raw: u32) -> State {
+        match raw {
+            1 => State::Free,
+            2 => State::Binding,
+            3 => State::Valid,
+            4 => State::Revoking,
+            5 => State::Invalidating,
+            6 => State::Deallocating,
+            7 => State::Uncertain,
+            _ => State::Empty,
+        }
+    }
+
+    /// Whether a client may be able to use the right.
+    pub fn is_open(self) -> bool {
+        !matches!(self, State::Empty | State::Free)
+    }
+}
+
+/// What a lookup sees, all of one moment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Right {
+    pub state: State,
+    pub confirmed: bool,
+    pub generation: u32,
+    pub rkey: u32,
+    pub peer: u32,
+    pub region: u32,
+    pub access: u32,
+    pub addr: u64,
+    pub length: u64,
+}
+
+impl Right {
+    pub fn covers(&self, addr: u64, length: u64) -> bool {
+        addr >= self.addr && addr - self.addr <= self.length && self.length - (addr - self.addr) >= length
+    }
+
+    pub fn overlaps(&self, addr: u64, length: u64) -> bool {
+        addr < self.addr + self.length && self.addr < addr.saturating_add(length)
+    }
+}
+
+/// The part that lookups read.
+#[derive(Default)]
+#[repr(align(64))]
+struct Hot {
+    /// Odd while a writer is at work.
+    sequence: AtomicU32,
+    /// State in the low byte, "confirmed" above it.
+    state: AtomicU32,
+    generation: AtomicU32,
+    rkey: AtomicU32,
+    peer: AtomicU32,
+    region: AtomicU32,
+    access: AtomicU32,
+    addr: AtomicU64,
+    length: AtomicU64,
+}
+
+const CONFIRMED: u32 = 1 << 8;
+
+/// A revocation that waits for this window: an operation's index and the item in it.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Waiter {
+    pub op: u32,
+    pub item: u32,
+}
+
+impl Waiter {
+    const NOBODY: u64 = u64::MAX;
+
+    fn pack(waiter: Option<Waiter>) -> u64 {
+        waiter.map_or(Self::NOBODY, |w| (w.op as u64) << 32 | w.item as u64)
+    }
+
+    fn unpack(raw: u64) -> Option<Waiter> {
+        (raw != Self::NOBODY).then_some(Waiter { op: (raw >> 32) as u32, item: raw as u32 })
+    }
+}
+
+pub struct Window {
+    hot: Hot,
+    /// The device's object; NULL while `Empty`.
+    pub mw: AtomicPtr<verbs::ibv_mw>,
+    /// The key that the device holds: the last one bound, or the one it was allocated with.
+    pub device_rkey: AtomicU32,
+    pub keys: Mutex<KeyRing>,
+    pub domain: AtomicU32,
+    /// Links of the peer's list of windows.
+    pub previous: AtomicU32,
+    pub next: AtomicU32,
+    /// Work requests for it that are prepared or posted and not known to have ended.
+    pub posted: AtomicU32,
+    /// Its bind is in the application's hands, prepared and not committed.
+    pub prepared: AtomicBool,
+    /// The operation that waits for the bind.
+    bind_waiter: AtomicU64,
+    /// The newest revocation that waits; older ones hang behind it in their operations.
+    revoke_waiter: AtomicU64,
+}
+
+impl Default for Window {
+    fn default() -> Self {
+        Window {
+            hot: Hot::default(),
+            mw: AtomicPtr::default(),
+            device_rkey: AtomicU32::new(0),
+            keys: Mutex::default(),
+            domain: AtomicU32::new(NONE),
+            previous: AtomicU32::new(NONE),
+            next: AtomicU32::new(NONE),
+            posted: AtomicU32::new(0),
+            prepared: AtomicBool::new(false),
+            bind_waiter: AtomicU64::new(Waiter::NOBODY),
+            revoke_waiter: AtomicU64::new(Waiter::NOBODY),
+        }
+    }
+}
+
+impl Window {
+    /// The right as of one moment, without a lock.
+    #[inline]
+    pub fn right(&self) -> Right {
+        loop {
+            let before = self.hot.sequence.load(Ordering::Acquire);
+            let right = self.read();
+            fence(Ordering::Acquire);
+            if before % 2 == 0 && self.hot.sequence.load(Ordering::Relaxed) == before {
+                return right;
+            }
+            std::hint::spin_loop();
+        }
+    }
+
+    fn read(&self) -> Right {
+        let state = self.hot.state.load(Ordering::Relaxed);
+        Right {
+            state: State::from_raw(state & 0xff),
+            confirmed: state & CONFIRMED != 0,
+            generation: self.hot.generation.load(Ordering::Relaxed),
+            rkey: self.hot.rkey.load(Ordering::Relaxed),
+            peer: self.hot.peer.load(Ordering::Relaxed),
+            region: self.hot.region.load(Ordering::Relaxed),
+            access: self.hot.access.load(Ordering::Relaxed),
+            addr: self.hot.addr.load(Ordering::Relaxed),
+            length: self.hot.length.load(Ordering::Relaxed),
+        }
+    }
+
+    #[inline]
+    pub fn state(&self) -> State {
+        State::from_raw(self.hot.state.load(Ordering::Acquire) & 0xff)
+    }
+
+    #[inline]
+    pub fn peer(&self) -> u32 {
+        self.hot.peer.load(Ordering::Acquire)
+    }
+
+    /// Changes the state, and nothing else that a lookup reads. Owner only.
+    pub fn set_state(&self, state: State) {
+        let confirmed = self.hot.state.load(Ordering::Relaxed) & CONFIRMED;
+        self.hot.state.store(state as u32 | confirmed, Ordering::Release);
+    }
+
+    pub fn set_confirmed(&self) {
+        self.hot.state.fetch_or(CONFIRMED, Ordering::Release);
+    }
+
+    /// Writes a new right under the current generation. Owner only.
+    pub fn set_right(&self, right: &Right) {
+        self.write(|hot| {
+            hot.state.store(right.state as u32, Ordering::Relaxed);
+            hot.rkey.store(right.rkey, Ordering::Relaxed);
+            hot.peer.store(right.peer, Ordering::Relaxed);
+            hot.region.store(right.region, Ordering::Relaxed);
+            hot.access.store(right.access, Ordering::Relaxed);
+            hot.addr.store(right.addr, Ordering::Relaxed);
+            hot.length.store(right.length, Ordering::Relaxed);
+        });
+    }
+
+    /// Ends the grant: its id is stale from here on. Owner only.
+    pub fn end_grant(&self, state: State) {
+        self.write(|hot| {
+            hot.state.store(state as u32, Ordering::Relaxed);
+            let generation = hot.generation.load(Ordering::Relaxed).wrapping_add(1);
+            hot.generation.store(generation, Ordering::Relaxed);
+            hot.peer.store(NONE, Ordering::Relaxed);
+        });
+    }
+
+    fn write(&self, change: impl FnOnce(&Hot)) {
+        let sequence = self.hot.sequence.load(Ordering::Relaxed);
+        self.hot.sequence.store(sequence.wrapping_add(1), Ordering::Relaxed);
+        fence(Ordering::Release);
+        change(&self.hot);
+        self.hot.sequence.store(sequence.wrapping_add(2), Ordering::Release);
+    }
+
+    pub fn set_bind_waiter(&self, waiter: Option<Waiter>) {
+        self.bind_waiter.store(Waiter::pack(waiter), Ordering::Relaxed);
+    }
+
+    pub fn take_bind_waiter(&self) -> Option<Waiter> {
+        Waiter::unpack(self.bind_waiter.swap(Waiter::NOBODY, Ordering::Relaxed))
+    }
+
+    pub fn bind_waiter(&self) -> Option<Waiter> {
+        Waiter::unpack(self.bind_waiter.load(Ordering::Relaxed))
+    }
+
+    /// Puts a revocation in front of those that wait and returns the one behind it.
+    pub fn swap_revoke_waiter(&self, waiter: Option<Waiter>) -> Option<Waiter> {
+        Waiter::unpack(self.revoke_waiter.swap(Waiter::pack(waiter), Ordering::Relaxed))
+    }
+
+    pub fn revoke_waiter(&self) -> Option<Waiter> {
+        Waiter::unpack(self.revoke_waiter.load(Ordering::Relaxed))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_lookup_reads_fills_one_cache_line() {
+        assert_eq!(std::mem::size_of::<Hot>(), 64);
+        assert_eq!(std::mem::align_of::<Window>(), 64);
+    }
+
+    #[test]
+    fn an_ended_grant_changes_the_generation() {
+        let window = Window::default();
+        let before = window.right().generation;
+        window.end_grant(State::Free);
+        assert_ne!(window.right().generation, before);
+        assert_eq!(window.state(), State::Free);
+    }
+
+    #[test]
+    fn a_range_covers_without_wrapping() {
+        let window = Window::default();
+        let right = Right { addr: 100, length: 50, ..window.right() };
+        assert!(right.covers(100, 50) && right.covers(149, 1));
+        assert!(!right.covers(99, 1) && !right.covers(149, 2) && !right.covers(u64::MAX, 2));
+        assert!(right.overlaps(0, 101) && !right.overlaps(0, 100) && !right.overlaps(150, 1));
+    }
+}
