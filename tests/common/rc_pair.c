@@ -295,8 +295,9 @@ void rc_qp_connect(const struct rc_device *device, struct ibv_qp *qp, uint32_t p
 	};
 	struct ibv_qp_attr rts = {
 		.qp_state = IBV_QPS_RTS,
-		.timeout = 14,
-		.retry_cnt = 7,
+		/* A dead peer costs two seconds. Not 7 retries: soft-RoCE takes that for ever. */
+		.timeout = 16,
+		.retry_cnt = 6,
 		.rnr_retry = 7,
 		.max_rd_atomic = 1,
 	};
@@ -463,16 +464,16 @@ static struct ibv_sge sge_of(const struct rc_memory *memory, size_t length)
 }
 
 /* Waits for the one work request just posted; an earlier one's completion is a bug in the test. */
-static enum ibv_wc_status run(struct rc_end *end, struct ibv_send_wr *wr)
+static enum ibv_wc_status run(struct rc_end *end, struct ibv_send_wr *wr, const char *file, int at)
 {
 	static uint64_t last = UINT64_C(0x7465737400000000);
 	struct ibv_wc wc;
 
 	wr->wr_id = __atomic_add_fetch(&last, 1, __ATOMIC_RELAXED);
-	rc_post(end->qp, wr);
-	wc = rc_wait(end->cq);
-	RC_CHECK_EQ(wr->wr_id, wc.wr_id);
-	RC_CHECK_EQ(end->qp->qp_num, wc.qp_num);
+	rc_post_at(end->qp, wr, file, at);
+	wc = rc_wait_at(end->cq, file, at);
+	rc_check_eq_at((long long)wr->wr_id, (long long)wc.wr_id, "wr_id", file, at);
+	rc_check_eq_at(end->qp->qp_num, wc.qp_num, "qp_num", file, at);
 	return wc.status;
 }
 
@@ -523,27 +524,28 @@ struct ibv_send_wr rc_wr_invalidate(uint32_t rkey)
 	return wr;
 }
 
-enum ibv_wc_status rc_write(struct rc_end *end, const struct rc_memory *from, size_t length,
-			    const void *remote, uint32_t rkey)
+enum ibv_wc_status rc_write_at(struct rc_end *end, const struct rc_memory *from, size_t length,
+			       const void *remote, uint32_t rkey, const char *file, int source_line)
 {
 	struct ibv_sge sge;
 	struct ibv_send_wr wr = rc_wr_write(&sge, from, length, remote, rkey);
 
-	return run(end, &wr);
+	return run(end, &wr, file, source_line);
 }
 
-enum ibv_wc_status rc_read(struct rc_end *end, const struct rc_memory *into, size_t length,
-			   const void *remote, uint32_t rkey)
+enum ibv_wc_status rc_read_at(struct rc_end *end, const struct rc_memory *into, size_t length,
+			      const void *remote, uint32_t rkey, const char *file, int source_line)
 {
 	struct ibv_sge sge;
 	struct ibv_send_wr wr = rc_wr_write(&sge, into, length, remote, rkey);
 
 	wr.opcode = IBV_WR_RDMA_READ;
-	return run(end, &wr);
+	return run(end, &wr, file, source_line);
 }
 
-enum ibv_wc_status rc_fetch_add(struct rc_end *end, const struct rc_memory *into,
-				const void *remote, uint32_t rkey, uint64_t add)
+enum ibv_wc_status rc_fetch_add_at(struct rc_end *end, const struct rc_memory *into,
+				   const void *remote, uint32_t rkey, uint64_t add,
+				   const char *file, int source_line)
 {
 	struct ibv_sge sge = sge_of(into, 8);
 	struct ibv_send_wr wr = {
@@ -554,30 +556,32 @@ enum ibv_wc_status rc_fetch_add(struct rc_end *end, const struct rc_memory *into
 		.wr.atomic = { .remote_addr = (uintptr_t)remote, .compare_add = add, .rkey = rkey },
 	};
 
-	return run(end, &wr);
+	return run(end, &wr, file, source_line);
 }
 
 /* A provider need not write the key back into the object, and the next bind must find the
  * current one there. */
-enum ibv_wc_status rc_bind(struct rc_end *end, struct ibv_mw *mw, uint32_t rkey,
-			   struct ibv_mr *mr, const void *at, size_t length, unsigned int access)
+enum ibv_wc_status rc_bind_at(struct rc_end *end, struct ibv_mw *mw, uint32_t rkey,
+			      struct ibv_mr *mr, const void *at, size_t length, unsigned int access,
+			      const char *file, int source_line)
 {
 	struct ibv_send_wr wr = rc_wr_bind(mw, rkey, mr, at, length, access);
-	enum ibv_wc_status status = run(end, &wr);
+	enum ibv_wc_status status = run(end, &wr, file, source_line);
 
 	if (status == IBV_WC_SUCCESS)
 		mw->rkey = rkey;
 	return status;
 }
 
-enum ibv_wc_status rc_invalidate(struct rc_end *end, uint32_t rkey)
+enum ibv_wc_status rc_invalidate_at(struct rc_end *end, uint32_t rkey, const char *file, int source_line)
 {
 	struct ibv_send_wr wr = rc_wr_invalidate(rkey);
 
-	return run(end, &wr);
+	return run(end, &wr, file, source_line);
 }
 
-enum ibv_wc_status rc_send(struct rc_end *end, const struct rc_memory *from, size_t length)
+enum ibv_wc_status rc_send_at(struct rc_end *end, const struct rc_memory *from, size_t length,
+			      const char *file, int source_line)
 {
 	struct ibv_sge sge = sge_of(from, length);
 	struct ibv_send_wr wr = {
@@ -587,11 +591,11 @@ enum ibv_wc_status rc_send(struct rc_end *end, const struct rc_memory *from, siz
 		.send_flags = IBV_SEND_SIGNALED,
 	};
 
-	return run(end, &wr);
+	return run(end, &wr, file, source_line);
 }
 
-enum ibv_wc_status rc_send_with_inv(struct rc_end *end, const struct rc_memory *from, size_t length,
-				    uint32_t rkey)
+enum ibv_wc_status rc_send_with_inv_at(struct rc_end *end, const struct rc_memory *from,
+				       size_t length, uint32_t rkey, const char *file, int source_line)
 {
 	struct ibv_sge sge = sge_of(from, length);
 	struct ibv_send_wr wr = {
@@ -602,7 +606,7 @@ enum ibv_wc_status rc_send_with_inv(struct rc_end *end, const struct rc_memory *
 		.invalidate_rkey = rkey,
 	};
 
-	return run(end, &wr);
+	return run(end, &wr, file, source_line);
 }
 
 struct ibv_mw *rc_mw_alloc(struct ibv_pd *pd, enum ibv_mw_type type)

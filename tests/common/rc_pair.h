@@ -93,7 +93,7 @@ struct rc_options {
 	enum ibv_mtu path_mtu;       /* 0: 1024, or the port's if that is less */
 };
 
-/* `options` may be NULL. Both ends are in RTS afterwards, retrying for ever on RNR. */
+/* `options` may be NULL. Both ends are in RTS afterwards; a SEND without a receive waits for ever. */
 void rc_pair_open(struct rc_pair *pair, const struct rc_device *device,
 		  const struct rc_options *options);
 /* Deallocate windows bound to the pair first: some devices stall on a bound one. */
@@ -136,19 +136,35 @@ struct ibv_send_wr rc_wr_bind(struct ibv_mw *mw, uint32_t rkey, struct ibv_mr *m
 struct ibv_send_wr rc_wr_invalidate(uint32_t rkey);
 
 /* One operation: posted alone, signaled, waited for. Each gives its completion status. */
-enum ibv_wc_status rc_write(struct rc_end *end, const struct rc_memory *from, size_t length,
-			    const void *remote, uint32_t rkey);
-enum ibv_wc_status rc_read(struct rc_end *end, const struct rc_memory *into, size_t length,
-			   const void *remote, uint32_t rkey);
-enum ibv_wc_status rc_fetch_add(struct rc_end *end, const struct rc_memory *into,
-				const void *remote, uint32_t rkey, uint64_t add);
-/* The rkey's 24 bits of index must be the window's; its low 8 bits are the caller's. */
-enum ibv_wc_status rc_bind(struct rc_end *end, struct ibv_mw *mw, uint32_t rkey,
-			   struct ibv_mr *mr, const void *at, size_t length, unsigned int access);
-enum ibv_wc_status rc_invalidate(struct rc_end *end, uint32_t rkey);
-enum ibv_wc_status rc_send(struct rc_end *end, const struct rc_memory *from, size_t length);
-enum ibv_wc_status rc_send_with_inv(struct rc_end *end, const struct rc_memory *from, size_t length,
-				    uint32_t rkey);
+#define rc_write(end, from, length, remote, rkey) \
+	rc_write_at(end, from, length, remote, rkey, __FILE__, __LINE__)
+enum ibv_wc_status rc_write_at(struct rc_end *end, const struct rc_memory *from, size_t length,
+			       const void *remote, uint32_t rkey, const char *file, int line);
+#define rc_read(end, into, length, remote, rkey) \
+	rc_read_at(end, into, length, remote, rkey, __FILE__, __LINE__)
+enum ibv_wc_status rc_read_at(struct rc_end *end, const struct rc_memory *into, size_t length,
+			      const void *remote, uint32_t rkey, const char *file, int line);
+#define rc_fetch_add(end, into, remote, rkey, add) \
+	rc_fetch_add_at(end, into, remote, rkey, add, __FILE__, __LINE__)
+enum ibv_wc_status rc_fetch_add_at(struct rc_end *end, const struct rc_memory *into,
+				   const void *remote, uint32_t rkey, uint64_t add,
+				   const char *file, int line);
+/* The rkey's 24 bits of index must be the window's; its low 8 bits are the caller's. Sets
+ * mw->rkey when it succeeds. */
+#define rc_bind(end, mw, rkey, mr, at, length, access) \
+	rc_bind_at(end, mw, rkey, mr, at, length, access, __FILE__, __LINE__)
+enum ibv_wc_status rc_bind_at(struct rc_end *end, struct ibv_mw *mw, uint32_t rkey,
+			      struct ibv_mr *mr, const void *at, size_t length, unsigned int access,
+			      const char *file, int line);
+#define rc_invalidate(end, rkey) rc_invalidate_at(end, rkey, __FILE__, __LINE__)
+enum ibv_wc_status rc_invalidate_at(struct rc_end *end, uint32_t rkey, const char *file, int line);
+#define rc_send(end, from, length) rc_send_at(end, from, length, __FILE__, __LINE__)
+enum ibv_wc_status rc_send_at(struct rc_end *end, const struct rc_memory *from, size_t length,
+			      const char *file, int line);
+#define rc_send_with_inv(end, from, length, rkey) \
+	rc_send_with_inv_at(end, from, length, rkey, __FILE__, __LINE__)
+enum ibv_wc_status rc_send_with_inv_at(struct rc_end *end, const struct rc_memory *from,
+				       size_t length, uint32_t rkey, const char *file, int line);
 
 struct ibv_mw *rc_mw_alloc(struct ibv_pd *pd, enum ibv_mw_type type);
 void rc_mw_dealloc(struct ibv_mw *mw);
