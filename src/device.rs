@@ -189,7 +189,7 @@ impl Qp {
         Ok(QpFacts {
             qp_type: init.qp_type,
             state: attr.qp_state,
-            access: attr.qp_access_flags as u32,
+            access: attr.qp_access_flags,
             max_send_wr: init.cap.max_send_wr,
             signal_all: init.sq_sig_all != 0,
         })
@@ -262,7 +262,7 @@ impl From<&ibv_wc> for Completion {
             qp_num: wc.qp_num,
             // SAFETY: plain numbers share the union; the flag says which it is.
             invalidated_rkey: with_inv
-                .then(|| unsafe { wc.imm_data_invalidated_rkey_union.invalidated_rkey }),
+                .then_some(unsafe { wc.imm_data_invalidated_rkey_union.invalidated_rkey }),
         }
     }
 }

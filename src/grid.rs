@@ -19,6 +19,8 @@ type Entries = Box<[AtomicU64]>;
 
 #[derive(Default)]
 struct Writer {
+    /// Boxed, since readers point at them while the list grows.
+    #[allow(clippy::vec_box)]
     tables: Vec<Box<Entries>>,
     used: usize,
     levels: [u32; 32],
