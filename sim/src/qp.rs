@@ -1,0 +1,481 @@
+//! Queue pairs: creating, destroying, and what both halves share.
+
+use crate::async_event::{self, Acks, Subject};
+use crate::context::{self, Context};
+use crate::counters;
+use crate::cq::{Cq, Cqe, Slot};
+use crate::engine::{Exec, Work};
+use crate::ext;
+use crate::fault::{self, Fault};
+use crate::guard::{guard_int, guard_ptr};
+use crate::held::{self, Delay};
+use crate::limits::Limits;
+use crate::misuse::{self, Rule};
+use crate::model::{self, Profile};
+use crate::modify::Attributes;
+use crate::object::{self, Live, Object, Pool, Ref};
+use crate::owner_lock::OwnerLock;
+use crate::pd::Pd;
+use crate::rq::{Ring, Rq};
+use crate::sq::{Sq, Wqe};
+use crate::srq::Srq;
+use crate::table::{Indices, Table};
+use libc::c_int;
+use parking_lot::Mutex;
+use std::cell::UnsafeCell;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::*};
+use verbs::*;
+
+/// Locks are taken in this order: `attributes`, `exec`, `sq` or `rq` (of whichever QP), then
+/// those of other objects. Nobody waits for an `exec` lock while holding any but `attributes`.
+#[repr(C)]
+pub struct Qp {
+    pub base: UnsafeCell<ibv_qp_ex>,
+    live: Live,
+    number: AtomicU32,
+    state: AtomicU32,
+    pd: Ref<Pd>,
+    domain: AtomicU32,
+    context: Ref<Context>,
+    pub send_cq: Ref<Cq>,
+    pub recv_cq: Ref<Cq>,
+    pub srq: Ref<Srq>,
+    pub sig_all: AtomicBool,
+
+    pub sq: Mutex<Sq>,
+    /// Send work requests before this one have given their slot back.
+    pub sq_freed: AtomicU64,
+    /// Slots that a lost completion will never give back.
+    pub sq_lost: AtomicU64,
+    pub rq: Mutex<Rq>,
+    pub rq_freed: AtomicU64,
+    pub rq_lost: AtomicU64,
+
+    /// The send queue's execution. Whoever has it runs the queue.
+    pub exec: Mutex<Exec>,
+    /// There is, or may be, something to run.
+    pub pending: AtomicBool,
+    /// An event was asked for when the queue is drained.
+    pub tell_drained: AtomicBool,
+    /// In the list of some queue's waiters.
+    pub waits: AtomicBool,
+    /// The last of its packets that was held and is placed.
+    pub placed: AtomicU64,
+    pub delay: Mutex<Option<Delay>>,
+    pub is_delayed: AtomicBool,
+
+    pub attributes: Mutex<Attributes>,
+    /// Type 2 windows bound to it.
+    pub windows: AtomicU32,
+    pub acks: Acks,
+
+    /// The operations that an extended QP was made for; all for one that is not extended.
+    pub send_ops: AtomicU64,
+    pub is_extended: AtomicBool,
+    /// Its posts need `post_lock`: it is extended, or its locks are off.
+    pub is_owned: AtomicBool,
+    pub post_lock: OwnerLock,
+    pub batch: UnsafeCell<ext::Batch>,
+}
+
+// SAFETY: `base` is the application's as verbs prescribes; `batch` is guarded by `post_lock`.
+unsafe impl Sync for Qp {}
+
+impl Object for Qp {
+    type C = ibv_qp;
+    const MAGIC: u32 = 0x7170_3031;
+    const NAME: &'static str = "queue pair";
+
+    fn live(&self) -> &Live {
+        &self.live
+    }
+}
+
+static POOL: Pool<Qp> = Pool::new(64);
+
+/// A place for a queue pair in the table of numbers.
+#[derive(Default)]
+struct Place(Ref<Qp>);
+
+static TABLE: Table<Place> = Table::new();
+/// 0 and 1 are special; a number that comes back soon would hide a stale connection.
+static NUMBERS: Indices = Indices::new(0x11, 1 << 24, 4096);
+
+/// The queue pair of this number.
+pub fn find(number: u32) -> Option<&'static Qp> {
+    TABLE.get(number)?.0.get()
+}
+
+impl Qp {
+    fn fresh() -> Self {
+        Self {
+            // SAFETY: pointers, numbers and optional functions.
+            base: UnsafeCell::new(unsafe { std::mem::zeroed() }),
+            live: Live::new(),
+            number: AtomicU32::new(0),
+            state: AtomicU32::new(IBV_QPS_RESET),
+            pd: Ref::empty(),
+            domain: AtomicU32::new(0),
+            context: Ref::empty(),
+            send_cq: Ref::empty(),
+            recv_cq: Ref::empty(),
+            srq: Ref::empty(),
+            sig_all: AtomicBool::new(false),
+            sq: Mutex::new(Sq::default()),
+            sq_freed: AtomicU64::new(0),
+            sq_lost: AtomicU64::new(0),
+            rq: Mutex::new(Rq::default()),
+            rq_freed: AtomicU64::new(0),
+            rq_lost: AtomicU64::new(0),
+            exec: Mutex::new(Exec::default()),
+            pending: AtomicBool::new(false),
+            tell_drained: AtomicBool::new(false),
+            waits: AtomicBool::new(false),
+            placed: AtomicU64::new(0),
+            delay: Mutex::new(None),
+            is_delayed: AtomicBool::new(false),
+            attributes: Mutex::new(Attributes::default()),
+            windows: AtomicU32::new(0),
+            acks: Acks::new(),
+            send_ops: AtomicU64::new(u64::MAX),
+            is_extended: AtomicBool::new(false),
+            is_owned: AtomicBool::new(false),
+            post_lock: OwnerLock::new(),
+            batch: UnsafeCell::new(ext::Batch::default()),
+        }
+    }
+
+    pub fn number(&self) -> u32 {
+        self.number.load(Relaxed)
+    }
+
+    pub fn state(&self) -> u32 {
+        self.state.load(Acquire)
+    }
+
+    /// The number of its protection domain.
+    pub fn domain(&self) -> u32 {
+        self.domain.load(Relaxed)
+    }
+
+    pub fn context(&self) -> &'static Context {
+        self.context.get().expect("a queue pair has a context")
+    }
+
+    /// Whether it still is the object of this number.
+    pub fn is(&self, id: u32) -> bool {
+        self.alive() && self.live.id() == id
+    }
+
+    /// Whether what is posted in the error state is sure to be completed as flushed.
+    pub fn promises_flushes(&self) -> bool {
+        self.context().profile != Profile::Mlx5
+    }
+
+    /// Slots return at completion, not when it is polled.
+    pub fn frees_at_completion(&self) -> bool {
+        self.context().profile == Profile::Rxe
+    }
+
+    /// Moves to `to` if the state still is `from`.
+    pub fn change_state(&self, from: u32, to: u32) -> bool {
+        self.state.compare_exchange(from, to, AcqRel, Acquire).is_ok()
+    }
+
+    /// A polled completion gives its queue slot back.
+    pub fn give_slot_back(&self, slot: Slot) {
+        match slot {
+            Slot::Send(n) => {
+                self.sq_freed.fetch_max(n + 1, AcqRel);
+            }
+            Slot::Receive(n) => {
+                self.rq_freed.fetch_max(n + 1, AcqRel);
+            }
+            Slot::SharedReceive => {
+                if let Some(srq) = self.srq.get() {
+                    srq.give_slot_back();
+                }
+            }
+            Slot::None => {}
+        }
+    }
+
+    /// Delivers a completion, unless a fault keeps it. `slots`: how many queue slots it stands
+    /// for.
+    pub fn deliver(&'static self, mut cqe: Cqe, slots: u64, work: &mut Work) {
+        let sends = matches!(cqe.slot, Slot::Send(_));
+        let cq = if sends { &self.send_cq } else { &self.recv_cq };
+        let Some(cq) = cq.get() else {
+            return;
+        };
+        if fault::strike(Fault::LoseCompletion, &[self.number()]).is_some() {
+            match cqe.slot {
+                Slot::Send(_) => self.sq_lost.fetch_add(slots, AcqRel),
+                Slot::Receive(_) => self.rq_lost.fetch_add(slots, AcqRel),
+                Slot::SharedReceive | Slot::None => 0,
+            };
+            return;
+        }
+        if self.frees_at_completion() {
+            self.give_slot_back(cqe.slot);
+            cqe.slot = Slot::None;
+        }
+        if self.is_delayed.load(Acquire) || fault::is_armed(Fault::DelayCompletion) {
+            let mut delay = self.delay.lock();
+            if delay.is_none() {
+                if let Some(hit) = fault::strike(Fault::DelayCompletion, &[self.number()]) {
+                    held::start_delay(hit.id, self, &mut delay);
+                    self.is_delayed.store(true, Release);
+                }
+            }
+            if let Some(delay) = delay.as_mut() {
+                delay.add(cq, cqe);
+                return;
+            }
+        }
+        cq.push(cqe, work);
+    }
+
+    /// The posted send work request of this running number.
+    pub fn fetch(&self, number: u64) -> Option<Wqe> {
+        self.sq.lock().get(number)
+    }
+
+    /// Moves to the error state and flushes the receives. True if it was not there yet. The
+    /// caller holds `rq`; the sends are flushed by whoever runs the queue next.
+    pub fn fail_locked(&'static self, rq: &mut Rq, work: &mut Work) -> bool {
+        loop {
+            let from = self.state();
+            if matches!(from, IBV_QPS_RESET | IBV_QPS_ERR) {
+                return false;
+            }
+            if self.change_state(from, IBV_QPS_ERR) {
+                break;
+            }
+        }
+        rq.flush(self, work);
+        if self.srq.get().is_some() {
+            async_event::raise_qp(self, IBV_EVENT_QP_LAST_WQE_REACHED);
+        }
+        work.kick(self, self.live.id());
+        true
+    }
+
+    pub fn fail(&'static self, work: &mut Work) -> bool {
+        let mut rq = self.rq.lock();
+        self.fail_locked(&mut rq, work)
+    }
+}
+
+/// What a QP is made from.
+pub struct Request {
+    pub pd: *mut ibv_pd,
+    pub attr: *mut ibv_qp_init_attr,
+    /// The operations of an extended QP.
+    pub send_ops: Option<u64>,
+}
+
+fn check_caps(cap: &ibv_qp_cap, limits: &Limits, shared: bool) -> Result<(), c_int> {
+    let fits = cap.max_send_wr <= limits.max_qp_wr
+        && cap.max_send_sge <= limits.max_sge
+        && cap.max_inline_data <= limits.max_inline
+        && (shared || (cap.max_recv_wr <= limits.max_qp_wr && cap.max_recv_sge <= limits.max_sge));
+    if fits {
+        return Ok(());
+    }
+    Err(libc::EINVAL)
+}
+
+/// # Safety
+/// The request's pointers are the application's.
+pub unsafe fn make(request: Request) -> Result<&'static Qp, c_int> {
+    let pd = unsafe { object::get::<Pd>(request.pd)? };
+    if request.attr.is_null() {
+        return Err(libc::EINVAL);
+    }
+    let attr = unsafe { &mut *request.attr };
+    model::kernel_call();
+    context::refuse_if_fatal()?;
+    let context = pd.context();
+    if attr.qp_type as u32 != IBV_QPT_RC {
+        counters::unsupported("ibv_create_qp");
+        return Err(libc::EOPNOTSUPP);
+    }
+    let send_cq = unsafe { object::get::<Cq>(attr.send_cq)? };
+    let recv_cq = unsafe { object::get::<Cq>(attr.recv_cq)? };
+    let srq = match attr.srq.is_null() {
+        true => None,
+        false => Some(unsafe { object::get::<Srq>(attr.srq)? }),
+    };
+    for other in [send_cq.context(), recv_cq.context()] {
+        if !std::ptr::eq(other, context) {
+            return Err(libc::EINVAL);
+        }
+    }
+    check_caps(&attr.cap, &context.limits, srq.is_some())?;
+    if srq.is_some() {
+        attr.cap.max_recv_wr = 0;
+        attr.cap.max_recv_sge = 0;
+    }
+    context.qps.take()?;
+    let Some(number) = NUMBERS.take() else {
+        context.qps.give();
+        return Err(libc::ENOMEM);
+    };
+    let cap = attr.cap;
+    let qp = POOL.take(Qp::fresh);
+    qp.number.store(number, Relaxed);
+    qp.state.store(IBV_QPS_RESET, Release);
+    qp.pd.set(Some(pd));
+    qp.domain.store(pd.number(), Relaxed);
+    qp.context.set(Some(context));
+    qp.send_cq.set(Some(send_cq));
+    qp.recv_cq.set(Some(recv_cq));
+    qp.srq.set(srq);
+    qp.sig_all.store(attr.sq_sig_all != 0, Relaxed);
+    *qp.sq.lock() = Sq::new(cap.max_send_wr, cap.max_send_sge, cap.max_inline_data);
+    *qp.rq.lock() = Rq { ring: Ring::new(cap.max_recv_wr, cap.max_recv_sge), ..Rq::default() };
+    for count in [&qp.sq_freed, &qp.sq_lost, &qp.rq_freed, &qp.rq_lost] {
+        count.store(0, Release);
+    }
+    *qp.exec.lock() = Exec::default();
+    qp.pending.store(false, Release);
+    qp.tell_drained.store(false, Release);
+    qp.waits.store(false, Release);
+    *qp.delay.lock() = None;
+    qp.is_delayed.store(false, Release);
+    *qp.attributes.lock() = Attributes::new(attr);
+    qp.windows.store(0, Release);
+    qp.acks.open();
+    let unlocked = pd.is_unlocked();
+    qp.post_lock.set_unlocked(unlocked);
+    qp.is_owned.store(unlocked || request.send_ops.is_some(), Relaxed);
+    qp.is_extended.store(request.send_ops.is_some(), Relaxed);
+    qp.send_ops.store(request.send_ops.unwrap_or(u64::MAX), Relaxed);
+    // SAFETY: nobody else uses the object yet.
+    unsafe {
+        let base = &mut *qp.base.get();
+        *base = std::mem::zeroed();
+        base.qp_base.context = context.as_c();
+        base.qp_base.qp_context = attr.qp_context;
+        base.qp_base.pd = request.pd;
+        base.qp_base.send_cq = attr.send_cq;
+        base.qp_base.recv_cq = attr.recv_cq;
+        base.qp_base.srq = attr.srq;
+        base.qp_base.handle = number;
+        base.qp_base.qp_num = number;
+        base.qp_base.state = IBV_QPS_RESET as _;
+        base.qp_base.qp_type = IBV_QPT_RC as _;
+    }
+    // From here on the object's users know it. One that is being destroyed under our hands is
+    // the application's race; it is not used after that by us.
+    pd.users.enter();
+    for cq in [send_cq, recv_cq] {
+        cq.users.enter();
+        cq.attach(qp);
+    }
+    if let Some(srq) = srq {
+        srq.users.enter();
+    }
+    qp.live.begin(Qp::MAGIC);
+    TABLE.entry(number).0.set(Some(qp));
+    Ok(qp)
+}
+
+/// # Safety
+/// `pd` came from this device, `attr` is readable and writable.
+#[no_mangle]
+pub unsafe extern "C" fn ibv_create_qp(pd: *mut ibv_pd, attr: *mut ibv_qp_init_attr) -> *mut ibv_qp {
+    guard_ptr(|| {
+        let request = Request { pd, attr, send_ops: None };
+        Ok(unsafe { make(request)? }.as_c())
+    })
+}
+
+/// Ends a QP: nothing of it runs any more, its work requests are gone without completions.
+fn destroy(qp: &'static Qp, work: &mut Work) {
+    // Packets in other threads see the state and stop; then their locks are free.
+    let number = qp.number();
+    TABLE.entry(number).0.set(None);
+    qp.state.store(IBV_QPS_RESET, Release);
+    {
+        let mut x = qp.exec.lock();
+        x.discard(qp);
+        *x = Exec::default();
+    }
+    {
+        let mut rq = qp.rq.lock();
+        rq.discard(qp, work);
+        *rq = Rq::default();
+    }
+    *qp.delay.lock() = None;
+    for cq in [qp.send_cq.get(), qp.recv_cq.get()].into_iter().flatten() {
+        cq.detach(qp);
+        cq.users.leave();
+    }
+    *qp.sq.lock() = Sq::default();
+    if let Some(srq) = qp.srq.get() {
+        srq.users.leave();
+    }
+    if let Some(pd) = qp.pd.get() {
+        pd.users.leave();
+    }
+    qp.context().qps.give();
+    NUMBERS.put(number);
+    POOL.put(qp);
+}
+
+/// # Safety
+/// `qp` came from this device.
+#[no_mangle]
+pub unsafe extern "C" fn ibv_destroy_qp(qp: *mut ibv_qp) -> c_int {
+    guard_int(|| {
+        let qp = unsafe { object::get::<Qp>(qp)? };
+        model::kernel_call();
+        if context::is_fatal() {
+            qp.live.end();
+            return Ok(());
+        }
+        let windows = qp.windows.load(Acquire);
+        if windows != 0 {
+            misuse::report(
+                Rule::DestroyQpBound,
+                qp.number(),
+                0,
+                format_args!("a queue pair was destroyed with {windows} windows bound to it"),
+            );
+        }
+        qp.context().events.remove(|e| matches!(e.subject, Subject::Qp(other) if std::ptr::eq(other, qp)));
+        // Acknowledging needs a living object.
+        qp.acks.wait_all();
+        if !qp.live.end() {
+            return Err(libc::EINVAL);
+        }
+        let mut work = Work::new();
+        destroy(qp, &mut work);
+        work.finish();
+        Ok(())
+    })
+}
+
+pub fn destroy_all_of(context: &Context) {
+    let mut work = Work::new();
+    for number in 0..NUMBERS.high_water() {
+        if let Some(qp) = find(number).filter(|qp| std::ptr::eq(qp.context(), context)) {
+            if qp.live.end() {
+                destroy(qp, &mut work);
+            }
+        }
+    }
+    work.finish();
+}
+
+/// # Safety
+/// `qp` came from this device.
+#[no_mangle]
+pub unsafe extern "C" fn ibv_qp_to_qp_ex(qp: *mut ibv_qp) -> *mut ibv_qp_ex {
+    match unsafe { object::get::<Qp>(qp) } {
+        Ok(found) if found.is_extended.load(Relaxed) => qp.cast(),
+        _ => std::ptr::null_mut(),
+    }
+}
