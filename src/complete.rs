@@ -11,7 +11,7 @@ use crate::op::Outcome;
 use crate::peer::{Life, PeerBody};
 use crate::stats::count;
 use crate::status::{Proof, Status};
-use crate::window::{State, Waiter, NONE};
+use crate::window::{NONE, State, Waiter};
 
 /// Chains that were given up and whose completions are still told apart.
 const DROPPED: usize = 1 << 14;

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 
-use crate::chain::{Chain, WrIds, MAX_CHAINS, RESTING_CHAINS};
+use crate::chain::{Chain, MAX_CHAINS, RESTING_CHAINS, WrIds};
 use crate::cq::Queues;
 use crate::device::{Device, Errno};
 use crate::domain::Domain;

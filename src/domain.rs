@@ -187,11 +187,7 @@ impl Context {
     }
 
     fn exhausted(pool: &Pool) -> Status {
-        if pool.resting() > 0 {
-            Status::KeysExhausted
-        } else {
-            Status::DeviceLimit
-        }
+        if pool.resting() > 0 { Status::KeysExhausted } else { Status::DeviceLimit }
     }
 
     /// Tops up the pools that ran low. For ticks: at most `most` kernel calls.

@@ -1,7 +1,7 @@
 //! What wakes whom: the event fd, the waiting calls, the callbacks, the tick.
 
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
-use std::sync::atomic::{fence, AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering, fence};
 use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex};

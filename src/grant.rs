@@ -133,11 +133,7 @@ impl Context {
             out[..outcomes.len()].copy_from_slice(outcomes);
             status = body.status();
         });
-        if status == Status::Ok {
-            Ok(())
-        } else {
-            Err(status)
-        }
+        if status == Status::Ok { Ok(()) } else { Err(status) }
     }
 
     /// The same, ending in a callback. Never waits.

@@ -8,7 +8,7 @@
 //! readers check a sequence count. Outgrown tables are kept for late readers until the grid goes;
 //! together they are smaller than the current one.
 
-use std::sync::atomic::{fence, AtomicPtr, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering, fence};
 
 use parking_lot::Mutex;
 

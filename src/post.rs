@@ -4,9 +4,9 @@ use std::sync::atomic::Ordering;
 
 use verbs::ibv_send_wr;
 
-use crate::chain::{Kind, Stage, Work, WrId, MAX_CHAIN};
+use crate::chain::{Kind, MAX_CHAIN, Stage, Work, WrId};
 use crate::context::Context;
-use crate::device::{link, Mw, Posted};
+use crate::device::{Mw, Posted, link};
 use crate::id;
 use crate::op::Outcome;
 use crate::peer::{Life, PeerBody};

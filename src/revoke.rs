@@ -7,7 +7,7 @@ use crate::id;
 use crate::op::{Callback, Kill, Outcome};
 use crate::peer::{Life, PeerBody};
 use crate::status::{Result, Status};
-use crate::window::{State, Waiter, NONE};
+use crate::window::{NONE, State, Waiter};
 use std::sync::atomic::Ordering;
 
 impl Context {
@@ -120,11 +120,7 @@ impl Context {
             read(outcomes);
             status = body.status();
         });
-        if status == Status::Ok {
-            Ok(())
-        } else {
-            Err(status)
-        }
+        if status == Status::Ok { Ok(()) } else { Err(status) }
     }
 
     fn check_waiting_revoke(&self, grant: u64) -> Result<()> {
@@ -322,11 +318,7 @@ impl Context {
         let (window, generation) = id::parse(id::Kind::Grant, grant).ok_or(Status::StaleId)?;
         let right = self.windows.get(window).ok_or(Status::StaleId)?.right();
         let known = right.generation == generation && self.peers.get(right.peer).is_some();
-        if known {
-            Ok(right.peer)
-        } else {
-            Err(Status::StaleId)
-        }
+        if known { Ok(right.peer) } else { Err(Status::StaleId) }
     }
 
     /// Whether LOCAL_INVs for all these grants of one peer may be posted now.
@@ -426,11 +418,7 @@ impl Context {
             status = body.status();
         });
         queued?;
-        if status == Status::Ok {
-            Ok(())
-        } else {
-            Err(status)
-        }
+        if status == Status::Ok { Ok(()) } else { Err(status) }
     }
 
     fn queue_regrant(&self, op: u32, grant: u64, owner: u32, checked: &crate::grant::Checked) -> Result<()> {

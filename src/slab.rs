@@ -1,8 +1,8 @@
 //! Growing arrays whose elements never move: readers index them without a lock.
 
 use parking_lot::Mutex;
-use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
 /// Elements a page. Pages are allocated as needed and live as long as the slab.
 const PAGE: usize = 1024;

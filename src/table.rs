@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 use crate::context::Context;
 use crate::id;
 use crate::status::{Result, Status};
-use crate::window::{Right, State, NONE};
+use crate::window::{NONE, Right, State};
 
 /// A grant as the tables have it.
 #[derive(Clone, Copy, Debug)]

@@ -6,7 +6,7 @@
 //! a free window belongs to its domain's pool (the pool's lock), any other to its peer (the
 //! peer's lock).
 
-use std::sync::atomic::{fence, AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering, fence};
 
 use parking_lot::Mutex;
 

@@ -4,14 +4,14 @@ use std::ffi::c_int;
 use std::mem::MaybeUninit;
 
 use super::types::*;
-use super::{enter_or, Status};
+use super::{Status, enter_or};
 use crate::device::{Completion, Cq};
 
 /// Stands in for ibv_poll_cq, with the same arguments, results and order, for any CQ: the
 /// application's completions come out, ours are taken in. It returns 0 only when the queue was
 /// seen empty. Negative on an error, as ibv_poll_cq.
 /// Never waits.
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn mwctl_poll_cq(
     ctx: *mut mwctl_context,
     cq: *mut verbs::ibv_cq,
@@ -45,7 +45,7 @@ pub unsafe extern "C" fn mwctl_poll_cq(
 /// or a key is taken to heart. `cq` is the queue it came from. wc is read during the call alone.
 /// Negative on an error, and then the completion is the application's.
 /// Never waits.
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn mwctl_take_wc(
     ctx: *mut mwctl_context,
     cq: *mut verbs::ibv_cq,
@@ -65,7 +65,7 @@ pub unsafe extern "C" fn mwctl_take_wc(
 /// Offers an asynchronous event that ibv_get_async_event returned, before it is acknowledged. The
 /// event stays the application's; what it says of a queue pair or the device is taken to heart.
 /// Never waits.
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn mwctl_take_async_event(
     ctx: *mut mwctl_context,
     event: *const verbs::ibv_async_event,

@@ -1,10 +1,10 @@
 //! Contexts.
 
-use std::ffi::{c_char, c_int, c_void, CString};
+use std::ffi::{CString, c_char, c_int, c_void};
 
 use super::types::*;
 use super::{answer, enter, enter_or, options, out};
-use crate::context::{Context, ContextOptions, Severity, MAX_BIND};
+use crate::context::{Context, ContextOptions, MAX_BIND, Severity};
 use crate::device::Device;
 use crate::event::Event;
 use crate::fork;
@@ -29,7 +29,7 @@ impl User {
 /// it, and must not close it before mwctl_context_close. `size` is sizeof *opts; opts may be
 /// NULL with size 0. On an error *ctx is NULL.
 /// May wait (a few kernel calls).
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn mwctl_context_open(
     device: *mut verbs::ibv_context,
     opts: *const mwctl_context_options,
@@ -69,7 +69,7 @@ fn core_options(opts: mwctl_context_options) -> ContextOptions {
 /// Ends the management. Refused with BUSY while a domain is open: nothing is leaked silently.
 /// No other call on the context may be under way. NULL does nothing.
 /// Never waits.
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn mwctl_context_close(ctx: *mut mwctl_context) -> Status {
     if ctx.is_null() {
         return Status::Ok;
@@ -84,7 +84,7 @@ pub unsafe extern "C" fn mwctl_context_close(ctx: *mut mwctl_context) -> Status 
 
 /// What the device can do. `size` is sizeof *caps.
 /// Never waits.
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn mwctl_capabilities_get(
     ctx: *mut mwctl_context,
     caps: *mut mwctl_capabilities,
@@ -106,7 +106,7 @@ pub unsafe extern "C" fn mwctl_capabilities_get(
 
 /// Counters since the context was opened. `size` is sizeof *stats.
 /// Never waits.
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn mwctl_stats_get(ctx: *mut mwctl_context, stats: *mut Stats, size: usize) -> Status {
     // SAFETY: as documented.
     enter(ctx, |core| unsafe { answer(stats, size, core.counters.read()) })
@@ -116,7 +116,7 @@ pub unsafe extern "C" fn mwctl_stats_get(ctx: *mut mwctl_context, stats: *mut St
 /// budget to cap->max_send_wr, and to *cqe of the queue pair's send CQ. Every send-queue entry of
 /// ours may use one completion-queue entry, an error's included. Either pointer may be NULL.
 /// Never waits.
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn mwctl_size_queues(
     budget: u32,
     cap: *mut verbs::ibv_qp_cap,
@@ -143,7 +143,7 @@ pub unsafe extern "C" fn mwctl_size_queues(
 /// A descriptor for poll or epoll, one a context: readable while mwctl_tick, or for polling OURS
 /// mwctl_poll_cq, has something to do. It belongs to the context; -1 on an error.
 /// Never waits.
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn mwctl_event_fd(ctx: *mut mwctl_context) -> c_int {
     enter_or(ctx, |_| -1, |core| core.event_fd())
 }
@@ -151,7 +151,7 @@ pub unsafe extern "C" fn mwctl_event_fd(ctx: *mut mwctl_context) -> c_int {
 /// Nanoseconds until mwctl_tick is due: 0 at once, -1 nothing is planned. For the timeout of the
 /// application's loop; the completions of a chain under way are not counted in.
 /// Never waits.
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn mwctl_next_timeout(ctx: *mut mwctl_context) -> i64 {
     enter_or(ctx, |_| -1, |core| core.next_timeout().map_or(-1, |ns| ns.min(i64::MAX as u64) as i64))
 }
@@ -159,7 +159,7 @@ pub unsafe extern "C" fn mwctl_next_timeout(ctx: *mut mwctl_context) -> i64 {
 /// Does what is due: deallocations, deadlines, refills of the pools, callbacks.
 /// Never waits for the network or another thread; makes kernel calls where something has to be
 /// allocated or deallocated.
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn mwctl_tick(ctx: *mut mwctl_context) -> Status {
     enter(ctx, |core| {
         core.tick();
@@ -169,14 +169,14 @@ pub unsafe extern "C" fn mwctl_tick(ctx: *mut mwctl_context) -> Status {
 
 /// A sentence for a status, never NULL; static.
 /// Never waits.
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub extern "C" fn mwctl_status_text(status: i32) -> *const c_char {
     Status::text_of(status).unwrap_or(c"unknown status").as_ptr()
 }
 
 /// A sentence for a proof, never NULL; static.
 /// Never waits.
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub extern "C" fn mwctl_proof_text(proof: i32) -> *const c_char {
     Proof::text_of(proof).unwrap_or(c"unknown proof").as_ptr()
 }
@@ -184,7 +184,7 @@ pub extern "C" fn mwctl_proof_text(proof: i32) -> *const c_char {
 /// The version of the library that runs: 1000000 * major + 1000 * minor + patch. Compare with
 /// MWCTL_VERSION, the header's.
 /// Never waits.
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub extern "C" fn mwctl_version() -> u32 {
     const fn number(digits: &str) -> u32 {
         let (bytes, mut at, mut value) = (digits.as_bytes(), 0, 0);

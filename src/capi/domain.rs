@@ -12,7 +12,7 @@ const DEFAULT_RESERVE: u32 = 64;
 /// application keeps the PD, and must not deallocate it before mwctl_domain_close. `size` is
 /// sizeof *opts; opts may be NULL with size 0.
 /// May wait (a kernel call a window).
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn mwctl_domain_open(
     ctx: *mut mwctl_context,
     pd: *mut verbs::ibv_pd,
@@ -36,7 +36,7 @@ pub unsafe extern "C" fn mwctl_domain_open(
 /// Ends the management of a PD and deallocates its windows. Refused with BUSY while a peer or
 /// region of it is attached.
 /// May wait (a kernel call a window).
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn mwctl_domain_close(ctx: *mut mwctl_context, domain: mwctl_domain) -> Status {
     enter(ctx, |core| core.domain_close(domain.id))
 }
@@ -44,7 +44,7 @@ pub unsafe extern "C" fn mwctl_domain_close(ctx: *mut mwctl_context, domain: mwc
 /// Has at least `windows` windows ready for the next grants, so that calls that never wait find
 /// them. KEYS_EXHAUSTED or DEVICE_LIMIT if the device allocates no more.
 /// May wait (a kernel call a window).
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn mwctl_domain_reserve(
     ctx: *mut mwctl_context,
     domain: mwctl_domain,
@@ -55,7 +55,7 @@ pub unsafe extern "C" fn mwctl_domain_reserve(
 
 /// The windows of a domain. `size` is sizeof *info.
 /// Never waits.
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn mwctl_domain_info_get(
     ctx: *mut mwctl_context,
     domain: mwctl_domain,

@@ -32,7 +32,7 @@ pub unsafe fn requests(first: *const mwctl_request, n: usize) -> Result<Vec<Requ
 /// its status, and an id only if something is still open under it (TIMED_OUT: revoke it).
 /// Verbs: IBV_WR_BIND_MW on the peer's own queue pair; the rkey's low 8 bits change at each bind.
 /// May wait.
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn mwctl_grant(
     ctx: *mut mwctl_context,
     asked: *const mwctl_request,
@@ -48,7 +48,7 @@ pub unsafe extern "C" fn mwctl_grant(
 /// `results` has room for `n`, in the order of the requests; those that failed afterwards have a
 /// status of their own. Returns the first status that is no success.
 /// May wait.
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn mwctl_grant_batch(
     ctx: *mut mwctl_context,
     asked: *const mwctl_request,
@@ -71,7 +71,7 @@ pub unsafe extern "C" fn mwctl_grant_batch(
 /// The same, ending in a callback. POOL_EMPTY in a result means that no window was ready: reserve
 /// more, or let mwctl_tick refill the pool.
 /// Never waits.
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn mwctl_grant_start(
     ctx: *mut mwctl_context,
     asked: *const mwctl_request,
@@ -88,7 +88,7 @@ pub unsafe extern "C" fn mwctl_grant_start(
 /// a new id and rkey, begins only after the old one is gone. results[0] is the revocation's,
 /// results[1] the new grant's.
 /// May wait.
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn mwctl_regrant(
     ctx: *mut mwctl_context,
     grant: u64,

@@ -23,7 +23,7 @@ mod completion;
 
 mod question;
 
-use std::panic::{catch_unwind, AssertUnwindSafe};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use crate::context::Context;
 use crate::fork;

@@ -30,7 +30,7 @@ fn core_options(opts: &mwctl_peer_options) -> Result<PeerOptions> {
 /// mwctl_peer_detach before it destroys the queue pair or moves it to RESET. `size` is
 /// sizeof *opts; opts may be NULL with size 0.
 /// May wait (queries the queue pair).
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn mwctl_peer_attach(
     ctx: *mut mwctl_context,
     domain: mwctl_domain,
@@ -54,7 +54,7 @@ pub unsafe extern "C" fn mwctl_peer_attach(
 /// the application is about to destroy anyway. On an error the peer stays, takes no new grants,
 /// and the call can be repeated. timeout_us 0: the context's default.
 /// May wait.
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn mwctl_peer_detach(
     ctx: *mut mwctl_context,
     peer: mwctl_peer,
@@ -65,7 +65,7 @@ pub unsafe extern "C" fn mwctl_peer_detach(
 
 /// The same, ending in a callback.
 /// Never waits.
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn mwctl_peer_detach_start(
     ctx: *mut mwctl_context,
     peer: mwctl_peer,
@@ -79,7 +79,7 @@ pub unsafe extern "C" fn mwctl_peer_detach_start(
 /// The queue pair no longer exists, or was moved to RESET without a detach: it is never touched
 /// again, its windows are deallocated, the peer is off the books.
 /// May wait (a kernel call a window).
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn mwctl_peer_gone(
     ctx: *mut mwctl_context,
     peer: mwctl_peer,
@@ -90,7 +90,7 @@ pub unsafe extern "C" fn mwctl_peer_gone(
 
 /// A peer as it stands. `size` is sizeof *info.
 /// Never waits.
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn mwctl_peer_info_get(
     ctx: *mut mwctl_context,
     peer: mwctl_peer,

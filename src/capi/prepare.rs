@@ -7,7 +7,7 @@ use super::revoke::{done, kill_of};
 use super::types::*;
 use super::{array, array_mut, enter, out};
 use crate::op::Outcome;
-use crate::post::{posted_before, Committed};
+use crate::post::{Committed, posted_before};
 use crate::status::Status;
 
 /// Binds for the application to post itself, for one client: fills wrs[0..n-1], linked by next,
@@ -17,7 +17,7 @@ use crate::status::Status;
 /// follow. Takes n entries of the budget: QUEUE_FULL if they are in use, POOL_EMPTY if no window
 /// is ready.
 /// Never waits.
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn mwctl_grant_prepare(
     ctx: *mut mwctl_context,
     asked: *const mwctl_request,
@@ -39,7 +39,7 @@ pub unsafe extern "C" fn mwctl_grant_prepare(
 /// above, the last one signaled. on_done, which may be NULL, hears of the proof after the commit.
 /// Takes n entries of the budget.
 /// Never waits.
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn mwctl_revoke_prepare(
     ctx: *mut mwctl_context,
     grants: *const u64,
@@ -64,7 +64,7 @@ pub unsafe extern "C" fn mwctl_revoke_prepare(
 /// wrs[1], to be posted in this order. *result is the new grant's. on_done, which may be NULL,
 /// hears of the old one's proof. Takes 2 entries of the budget.
 /// Never waits.
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn mwctl_regrant_prepare(
     ctx: *mut mwctl_context,
     grant: u64,
@@ -93,7 +93,7 @@ pub unsafe extern "C" fn mwctl_regrant_prepare(
 /// taken back, both with NOT_POSTED. *posted, if not NULL, is the number of our requests that
 /// count as posted. Call it also when the post failed, and right after the post.
 /// Never waits.
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn mwctl_commit(
     ctx: *mut mwctl_context,
     token: mwctl_token,
@@ -119,7 +119,7 @@ pub unsafe extern "C" fn mwctl_commit(
 
 /// The chain was not posted and will not be: as a commit of which nothing was posted.
 /// Never waits.
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn mwctl_abort(ctx: *mut mwctl_context, token: mwctl_token) -> Status {
     enter(ctx, |core| core.commit(token.id, Committed::First(0)).map(|_| ()))
 }

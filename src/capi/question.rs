@@ -11,7 +11,7 @@ use crate::window::State;
 /// these rights: OK and the grant's id in *grant (which may be NULL), or NO_GRANT if there is
 /// none. Takes no lock.
 /// Never waits.
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn mwctl_check(
     ctx: *mut mwctl_context,
     domain: mwctl_domain,
@@ -55,7 +55,7 @@ unsafe fn answer_grant(facts: GrantFacts, info: *mut mwctl_grant_info, size: usi
 /// The open grant whose rkey this is; NO_GRANT if there is none. `size` is sizeof *info. Takes no
 /// lock.
 /// Never waits.
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn mwctl_find_rkey(
     ctx: *mut mwctl_context,
     rkey: u32,
@@ -68,7 +68,7 @@ pub unsafe extern "C" fn mwctl_find_rkey(
 
 /// A grant by its id; STALE_ID once it has ended. `size` is sizeof *info. Takes no lock.
 /// Never waits.
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn mwctl_grant_info_get(
     ctx: *mut mwctl_context,
     grant: u64,
@@ -82,7 +82,7 @@ pub unsafe extern "C" fn mwctl_grant_info_get(
 /// The ids of a client's open grants: fills in as many as `room`, and sets *n to how many there
 /// are.
 /// Never waits.
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn mwctl_peer_grants(
     ctx: *mut mwctl_context,
     peer: mwctl_peer,
@@ -100,7 +100,7 @@ pub unsafe extern "C" fn mwctl_peer_grants(
 
 /// The ids of the open grants that touch a range, likewise.
 /// Never waits.
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn mwctl_range_grants(
     ctx: *mut mwctl_context,
     region: mwctl_region,

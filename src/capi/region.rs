@@ -10,7 +10,7 @@ use crate::status::Status;
 /// the region has no remote access of its own, and what a grant opens, its revocation closes. A
 /// forked child does not see the memory. `size` is sizeof *opts; opts may be NULL with size 0.
 /// May wait (registering pins the memory).
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn mwctl_region_register(
     ctx: *mut mwctl_context,
     domain: mwctl_domain,
@@ -36,7 +36,7 @@ pub unsafe extern "C" fn mwctl_region_register(
 /// registered with: struct ibv_mr carries neither, and a bind is checked against them. `size` is
 /// sizeof *opts.
 /// Never waits.
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn mwctl_region_attach(
     ctx: *mut mwctl_context,
     domain: mwctl_domain,
@@ -67,14 +67,14 @@ pub unsafe extern "C" fn mwctl_region_attach(
 /// mwctl_region_register it is done and the memory unmapped. Refused with BUSY while a grant into
 /// it is open or uncertain.
 /// May wait (deregistering is a kernel call).
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn mwctl_region_detach(ctx: *mut mwctl_context, region: mwctl_region) -> Status {
     enter(ctx, |core| core.region_detach(region.id))
 }
 
 /// A region as it stands. `size` is sizeof *info.
 /// Never waits.
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn mwctl_region_info_get(
     ctx: *mut mwctl_context,
     region: mwctl_region,
@@ -105,7 +105,7 @@ pub unsafe extern "C" fn mwctl_region_info_get(
 /// Takes `count` neighbouring blocks in which no right is open or uncertain; *addr is the first
 /// byte, in the region's iova space. NO_BLOCKS if there is no such run.
 /// Never waits.
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn mwctl_block_take(
     ctx: *mut mwctl_context,
     region: mwctl_region,
@@ -123,7 +123,7 @@ pub unsafe extern "C" fn mwctl_block_take(
 /// Gives `count` blocks back that were taken, from `addr` on. Where a right is still open or
 /// uncertain they stay out of use until it is proved gone.
 /// Never waits.
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn mwctl_block_give(
     ctx: *mut mwctl_context,
     region: mwctl_region,

@@ -38,7 +38,7 @@ fn call_done(function: usize, user: usize, status: Status, results: &[Outcome]) 
 /// Verbs: IBV_WR_LOCAL_INV on the queue pair that the window is bound to. A client that goes on
 /// using the key gets IBV_WC_REM_ACCESS_ERR, and both queue pairs go to ERR.
 /// May wait.
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn mwctl_revoke(
     ctx: *mut mwctl_context,
     grant: u64,
@@ -59,7 +59,7 @@ pub unsafe extern "C" fn mwctl_revoke(
 /// keep the others from ending. `kill`: enum mwctl_kill. Returns the first status that is no
 /// success.
 /// May wait.
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn mwctl_revoke_batch(
     ctx: *mut mwctl_context,
     grants: *const u64,
@@ -78,7 +78,7 @@ pub unsafe extern "C" fn mwctl_revoke_batch(
 
 /// The same, ending in a callback.
 /// Never waits.
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn mwctl_revoke_start(
     ctx: *mut mwctl_context,
     grants: *const u64,
@@ -98,7 +98,7 @@ pub unsafe extern "C" fn mwctl_revoke_start(
 /// Takes back all that one client holds, what is being granted included. *n, if not NULL, is the
 /// number of grants that ended. The queue pair stays attached and can be granted to again.
 /// May wait.
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn mwctl_revoke_peer(
     ctx: *mut mwctl_context,
     peer: mwctl_peer,
@@ -118,7 +118,7 @@ pub unsafe extern "C" fn mwctl_revoke_peer(
 
 /// The same, ending in a callback with a result for each grant.
 /// Never waits.
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn mwctl_revoke_peer_start(
     ctx: *mut mwctl_context,
     peer: mwctl_peer,
@@ -133,7 +133,7 @@ pub unsafe extern "C" fn mwctl_revoke_peer_start(
 /// Takes back every right of any client that touches the range. *n, if not NULL, is the number of
 /// grants that ended.
 /// May wait.
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn mwctl_revoke_range(
     ctx: *mut mwctl_context,
     region: mwctl_region,
@@ -155,7 +155,7 @@ pub unsafe extern "C" fn mwctl_revoke_range(
 
 /// The same, ending in a callback with a result for each grant.
 /// Never waits.
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn mwctl_revoke_range_start(
     ctx: *mut mwctl_context,
     region: mwctl_region,
