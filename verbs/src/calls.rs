@@ -64,11 +64,7 @@ pub unsafe fn dealloc_mw(mw: *mut ibv_mw) -> Result<(), c_int> {
 /// EINVAL for a Type 2 window: that one is bound by a work request, see [`bind_wr`]. On success
 /// the provider has changed `mw->rkey` at post time already; undo that if the completion is an
 /// error.
-pub unsafe fn bind_mw(
-    qp: *mut ibv_qp,
-    mw: *mut ibv_mw,
-    bind: *mut ibv_mw_bind,
-) -> Result<(), c_int> {
+pub unsafe fn bind_mw(qp: *mut ibv_qp, mw: *mut ibv_mw, bind: *mut ibv_mw_bind) -> Result<(), c_int> {
     let (window, info) = unsafe { (&*mw, &(*bind).bind_info) };
     if window.type_ != IBV_MW_TYPE_1 || (info.mr.is_null() && (info.addr | info.length) != 0) {
         return Err(libc::EINVAL);
@@ -97,31 +93,19 @@ pub const fn with_key_bits(rkey: u32, bits: u8) -> u32 {
 /// It stops at the first bad one; those before it are posted. Never call it between
 /// `ibv_wr_start` and `ibv_wr_complete` of the same QP: the send queue's lock is held there.
 #[inline]
-pub unsafe fn post_send(
-    qp: *mut ibv_qp,
-    wr: *mut ibv_send_wr,
-) -> Result<(), PostError<ibv_send_wr>> {
+pub unsafe fn post_send(qp: *mut ibv_qp, wr: *mut ibv_send_wr) -> Result<(), PostError<ibv_send_wr>> {
     let mut bad_wr = null_mut();
     let post = unsafe { (*(*qp).context).ops.post_send };
-    let post = post.ok_or(PostError {
-        errno: libc::EOPNOTSUPP,
-        bad_wr: wr,
-    })?;
+    let post = post.ok_or(PostError { errno: libc::EOPNOTSUPP, bad_wr: wr })?;
     checked(|| unsafe { post(qp, wr, &mut bad_wr) }).map_err(|errno| PostError { errno, bad_wr })
 }
 
 /// Posts a chain of receive work requests. *Never waits.*
 #[inline]
-pub unsafe fn post_recv(
-    qp: *mut ibv_qp,
-    wr: *mut ibv_recv_wr,
-) -> Result<(), PostError<ibv_recv_wr>> {
+pub unsafe fn post_recv(qp: *mut ibv_qp, wr: *mut ibv_recv_wr) -> Result<(), PostError<ibv_recv_wr>> {
     let mut bad_wr = null_mut();
     let post = unsafe { (*(*qp).context).ops.post_recv };
-    let post = post.ok_or(PostError {
-        errno: libc::EOPNOTSUPP,
-        bad_wr: wr,
-    })?;
+    let post = post.ok_or(PostError { errno: libc::EOPNOTSUPP, bad_wr: wr })?;
     checked(|| unsafe { post(qp, wr, &mut bad_wr) }).map_err(|errno| PostError { errno, bad_wr })
 }
 
@@ -133,11 +117,7 @@ pub unsafe fn post_recv(
 /// `wc` must have room for `num_entries`; never call it between `ibv_start_poll` and
 /// `ibv_end_poll` of the same queue.
 #[inline]
-pub unsafe fn poll_cq(
-    cq: *mut ibv_cq,
-    num_entries: c_int,
-    wc: *mut ibv_wc,
-) -> Result<usize, c_int> {
+pub unsafe fn poll_cq(cq: *mut ibv_cq, num_entries: c_int, wc: *mut ibv_wc) -> Result<usize, c_int> {
     let poll = unsafe { (*(*cq).context).ops.poll_cq }.ok_or(libc::EOPNOTSUPP)?;
     usize::try_from(unsafe { poll(cq, num_entries, wc) }).map_err(|_| libc::EIO)
 }
@@ -154,10 +134,7 @@ pub unsafe fn req_notify_cq(cq: *mut ibv_cq, solicited_only: bool) -> Result<(),
 // ---- QPs ----
 
 /// The QP's attributes and those it was created with. `mask` is a hint: providers fill in more.
-pub unsafe fn query_qp(
-    qp: *mut ibv_qp,
-    mask: u32,
-) -> Result<(ibv_qp_attr, ibv_qp_init_attr), c_int> {
+pub unsafe fn query_qp(qp: *mut ibv_qp, mask: u32) -> Result<(ibv_qp_attr, ibv_qp_init_attr), c_int> {
     // SAFETY: both are plain C structs of numbers and pointers.
     let (mut attr, mut init): (ibv_qp_attr, ibv_qp_init_attr) = unsafe { zeroed() };
     checked(|| unsafe { exported::ibv_query_qp(qp, &mut attr, mask as c_int, &mut init) })?;
@@ -190,10 +167,7 @@ pub unsafe fn qp_to_qp_ex(qp: *mut ibv_qp) -> Option<NonNull<ibv_qp_ex>> {
     NonNull::new(unsafe { exported::ibv_qp_to_qp_ex(qp) })
 }
 
-pub unsafe fn create_qp(
-    pd: *mut ibv_pd,
-    attr: &mut ibv_qp_init_attr,
-) -> Result<NonNull<ibv_qp>, c_int> {
+pub unsafe fn create_qp(pd: *mut ibv_pd, attr: &mut ibv_qp_init_attr) -> Result<NonNull<ibv_qp>, c_int> {
     checked_ptr(|| unsafe { exported::ibv_create_qp(pd, attr) })
 }
 
@@ -218,11 +192,7 @@ pub unsafe fn get_device_name<'a>(device: *mut ibv_device) -> Option<&'a CStr> {
     (!name.is_null()).then(|| unsafe { CStr::from_ptr(name) })
 }
 
-pub unsafe fn query_gid(
-    context: *mut ibv_context,
-    port: u8,
-    index: c_int,
-) -> Result<ibv_gid, c_int> {
+pub unsafe fn query_gid(context: *mut ibv_context, port: u8, index: c_int) -> Result<ibv_gid, c_int> {
     let mut gid = ibv_gid { raw: [0; 16] };
     checked(|| unsafe { exported::ibv_query_gid(context, port, index, &mut gid) })?;
     Ok(gid)
@@ -286,9 +256,7 @@ pub unsafe fn dereg_mr(mr: *mut ibv_mr) -> Result<(), c_int> {
 
 // ---- completion queues and shared receive queues ----
 
-pub unsafe fn create_comp_channel(
-    context: *mut ibv_context,
-) -> Result<NonNull<ibv_comp_channel>, c_int> {
+pub unsafe fn create_comp_channel(context: *mut ibv_context) -> Result<NonNull<ibv_comp_channel>, c_int> {
     checked_ptr(|| unsafe { exported::ibv_create_comp_channel(context) })
 }
 
@@ -304,9 +272,7 @@ pub unsafe fn create_cq(
     channel: *mut ibv_comp_channel,
     comp_vector: c_int,
 ) -> Result<NonNull<ibv_cq>, c_int> {
-    checked_ptr(|| unsafe {
-        exported::ibv_create_cq(context, cqe, cq_context, channel, comp_vector)
-    })
+    checked_ptr(|| unsafe { exported::ibv_create_cq(context, cqe, cq_context, channel, comp_vector) })
 }
 
 pub unsafe fn destroy_cq(cq: *mut ibv_cq) -> Result<(), c_int> {
@@ -315,9 +281,7 @@ pub unsafe fn destroy_cq(cq: *mut ibv_cq) -> Result<(), c_int> {
 
 /// Takes the next completion event: the queue and the context it was created with. It blocks
 /// unless the channel's fd is non-blocking. Each event wants acknowledging.
-pub unsafe fn get_cq_event(
-    channel: *mut ibv_comp_channel,
-) -> Result<(*mut ibv_cq, *mut c_void), c_int> {
+pub unsafe fn get_cq_event(channel: *mut ibv_comp_channel) -> Result<(*mut ibv_cq, *mut c_void), c_int> {
     let (mut cq, mut cq_context) = (null_mut(), null_mut());
     checked(|| unsafe { exported::ibv_get_cq_event(channel, &mut cq, &mut cq_context) })?;
     Ok((cq, cq_context))
@@ -327,10 +291,7 @@ pub unsafe fn ack_cq_events(cq: *mut ibv_cq, nevents: u32) {
     unsafe { exported::ibv_ack_cq_events(cq, nevents) }
 }
 
-pub unsafe fn create_srq(
-    pd: *mut ibv_pd,
-    attr: &mut ibv_srq_init_attr,
-) -> Result<NonNull<ibv_srq>, c_int> {
+pub unsafe fn create_srq(pd: *mut ibv_pd, attr: &mut ibv_srq_init_attr) -> Result<NonNull<ibv_srq>, c_int> {
     checked_ptr(|| unsafe { exported::ibv_create_srq(pd, attr) })
 }
 
@@ -340,15 +301,9 @@ pub unsafe fn destroy_srq(srq: *mut ibv_srq) -> Result<(), c_int> {
 
 /// Posts a chain of receive work requests to a shared receive queue. *Never waits.*
 #[inline]
-pub unsafe fn post_srq_recv(
-    srq: *mut ibv_srq,
-    wr: *mut ibv_recv_wr,
-) -> Result<(), PostError<ibv_recv_wr>> {
+pub unsafe fn post_srq_recv(srq: *mut ibv_srq, wr: *mut ibv_recv_wr) -> Result<(), PostError<ibv_recv_wr>> {
     let mut bad_wr = null_mut();
     let post = unsafe { (*(*srq).context).ops.post_srq_recv };
-    let post = post.ok_or(PostError {
-        errno: libc::EOPNOTSUPP,
-        bad_wr: wr,
-    })?;
+    let post = post.ok_or(PostError { errno: libc::EOPNOTSUPP, bad_wr: wr })?;
     checked(|| unsafe { post(srq, wr, &mut bad_wr) }).map_err(|errno| PostError { errno, bad_wr })
 }

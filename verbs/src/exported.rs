@@ -14,12 +14,7 @@ extern "C" {
     pub fn ibv_close_device(context: *mut ibv_context) -> c_int;
     pub fn ibv_query_device(context: *mut ibv_context, attr: *mut ibv_device_attr) -> c_int;
     pub fn ibv_query_port(context: *mut ibv_context, port: u8, old_attr: *mut c_void) -> c_int;
-    pub fn ibv_query_gid(
-        context: *mut ibv_context,
-        port: u8,
-        index: c_int,
-        gid: *mut ibv_gid,
-    ) -> c_int;
+    pub fn ibv_query_gid(context: *mut ibv_context, port: u8, index: c_int, gid: *mut ibv_gid) -> c_int;
     pub fn ibv_get_async_event(context: *mut ibv_context, event: *mut ibv_async_event) -> c_int;
     pub fn ibv_ack_async_event(event: *mut ibv_async_event);
 

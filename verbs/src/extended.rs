@@ -16,11 +16,7 @@ macro_rules! offset {
         let room = MaybeUninit::<verbs_context>::uninit();
         let start = room.as_ptr();
         // SAFETY: both point into `room`, and nothing of it is read.
-        unsafe {
-            addr_of!((*start).$member)
-                .cast::<u8>()
-                .offset_from(start.cast()) as usize
-        }
+        unsafe { addr_of!((*start).$member).cast::<u8>().offset_from(start.cast()) as usize }
     }};
 }
 

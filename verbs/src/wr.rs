@@ -31,13 +31,7 @@ fn blank(wr_id: u64, opcode: u32, send_flags: u32) -> ibv_send_wr {
 ///
 /// The provider reads `mw->rkey` at post time and takes it for the current key: set it before
 /// each post, and never post two binds of one window at once.
-pub fn bind_wr(
-    wr_id: u64,
-    send_flags: u32,
-    mw: *mut ibv_mw,
-    rkey: u32,
-    target: BindTarget,
-) -> ibv_send_wr {
+pub fn bind_wr(wr_id: u64, send_flags: u32, mw: *mut ibv_mw, rkey: u32, target: BindTarget) -> ibv_send_wr {
     let mut wr = blank(wr_id, IBV_WR_BIND_MW, send_flags);
     // SAFETY: every bit pattern of the union's memory is valid for each member; it is all zero.
     let bind = unsafe { &mut wr.bind_mw_tso_union.bind_mw };
@@ -74,33 +68,21 @@ mod tests {
             access: IBV_ACCESS_REMOTE_WRITE,
         };
         let wr = bind_wr(7, IBV_SEND_SIGNALED, mw, 0xabcd01, target);
-        assert_eq!(
-            (wr.wr_id, wr.opcode, wr.send_flags),
-            (7, IBV_WR_BIND_MW, IBV_SEND_SIGNALED)
-        );
+        assert_eq!((wr.wr_id, wr.opcode, wr.send_flags), (7, IBV_WR_BIND_MW, IBV_SEND_SIGNALED));
         assert!(wr.next.is_null() && wr.sg_list.is_null() && wr.num_sge == 0);
         let bind = unsafe { wr.bind_mw_tso_union.bind_mw };
         assert_eq!((bind.mw, bind.rkey), (mw, 0xabcd01));
         let info = bind.bind_info;
         assert_eq!((info.mr, info.addr, info.length), (target.mr, 0x3000, 4096));
         assert_eq!(info.mw_access_flags, IBV_ACCESS_REMOTE_WRITE);
-        assert_eq!(
-            unsafe { wr.imm_data_invalidated_rkey_union.invalidated_rkey },
-            0
-        );
+        assert_eq!(unsafe { wr.imm_data_invalidated_rkey_union.invalidated_rkey }, 0);
     }
 
     #[test]
     fn an_invalidate_carries_its_key() {
         let wr = local_inv_wr(9, 0, 0xabcd02);
-        assert_eq!(
-            (wr.wr_id, wr.opcode, wr.send_flags),
-            (9, IBV_WR_LOCAL_INV, 0)
-        );
-        assert_eq!(
-            unsafe { wr.imm_data_invalidated_rkey_union.invalidated_rkey },
-            0xabcd02
-        );
+        assert_eq!((wr.wr_id, wr.opcode, wr.send_flags), (9, IBV_WR_LOCAL_INV, 0));
+        assert_eq!(unsafe { wr.imm_data_invalidated_rkey_union.invalidated_rkey }, 0xabcd02);
         assert!(wr.next.is_null() && wr.num_sge == 0);
     }
 }

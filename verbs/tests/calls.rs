@@ -15,20 +15,11 @@ fn device() -> Box<verbs_context> {
 }
 
 fn pd_of(device: &mut verbs_context) -> ibv_pd {
-    ibv_pd {
-        context: &mut device.context,
-        handle: 0,
-    }
+    ibv_pd { context: &mut device.context, handle: 0 }
 }
 
 fn window(pd: &mut ibv_pd, mw_type: u32) -> ibv_mw {
-    ibv_mw {
-        context: pd.context,
-        pd,
-        rkey: 0,
-        handle: 0,
-        type_: mw_type,
-    }
+    ibv_mw { context: pd.context, pd, rkey: 0, handle: 0, type_: mw_type }
 }
 
 fn zero<T>() -> T {
@@ -54,20 +45,12 @@ unsafe extern "C" fn free_window(mw: *mut ibv_mw) -> c_int {
 fn a_window_is_allocated_or_an_errno_says_why_not() {
     let mut device = device();
     let mut pd = pd_of(&mut device);
-    assert_eq!(
-        unsafe { alloc_mw(&mut pd, IBV_MW_TYPE_2) }.err(),
-        Some(EOPNOTSUPP)
-    );
+    assert_eq!(unsafe { alloc_mw(&mut pd, IBV_MW_TYPE_2) }.err(), Some(EOPNOTSUPP));
     device.context.ops.alloc_mw = Some(no_memory);
-    assert_eq!(
-        unsafe { alloc_mw(&mut pd, IBV_MW_TYPE_2) }.err(),
-        Some(ENOMEM)
-    );
+    assert_eq!(unsafe { alloc_mw(&mut pd, IBV_MW_TYPE_2) }.err(), Some(ENOMEM));
 
     device.context.ops.alloc_mw = Some(a_window);
-    let mw = unsafe { alloc_mw(&mut pd, IBV_MW_TYPE_2) }
-        .expect("a window")
-        .as_ptr();
+    let mw = unsafe { alloc_mw(&mut pd, IBV_MW_TYPE_2) }.expect("a window").as_ptr();
     assert_eq!(unsafe { (*mw).type_ }, IBV_MW_TYPE_2);
     assert_eq!(unsafe { dealloc_mw(mw) }, Err(EOPNOTSUPP));
     device.context.ops.dealloc_mw = Some(free_window);
@@ -130,11 +113,7 @@ unsafe extern "C" fn queued_but_failed(
     -1
 }
 
-unsafe extern "C" fn all_posted(
-    _: *mut ibv_qp,
-    _: *mut ibv_send_wr,
-    _: *mut *mut ibv_send_wr,
-) -> c_int {
+unsafe extern "C" fn all_posted(_: *mut ibv_qp, _: *mut ibv_send_wr, _: *mut *mut ibv_send_wr) -> c_int {
     set_errno(EINVAL); // a call that succeeds may leave anything there
     0
 }
@@ -149,20 +128,11 @@ fn a_post_tells_what_was_not_queued() {
     first.next = &mut second;
 
     let refused = |errno, bad_wr| Err(PostError { errno, bad_wr });
-    assert_eq!(
-        unsafe { post_send(&mut qp, &mut first) },
-        refused(EOPNOTSUPP, &mut first)
-    );
+    assert_eq!(unsafe { post_send(&mut qp, &mut first) }, refused(EOPNOTSUPP, &mut first));
     device.context.ops.post_send = Some(second_is_bad);
-    assert_eq!(
-        unsafe { post_send(&mut qp, &mut first) },
-        refused(ENOMEM, &mut second)
-    );
+    assert_eq!(unsafe { post_send(&mut qp, &mut first) }, refused(ENOMEM, &mut second));
     device.context.ops.post_send = Some(queued_but_failed);
-    assert_eq!(
-        unsafe { post_send(&mut qp, &mut first) },
-        refused(EINVAL, null_mut())
-    );
+    assert_eq!(unsafe { post_send(&mut qp, &mut first) }, refused(EINVAL, null_mut()));
     device.context.ops.post_send = Some(all_posted);
     set_errno(ENOSYS);
     assert_eq!(unsafe { post_send(&mut qp, &mut first) }, Ok(()));
@@ -192,12 +162,7 @@ fn a_poll_counts_completions_or_fails_with_eio() {
     assert_eq!(unsafe { poll_cq(&mut cq, 4, &mut wc) }, Err(EIO));
 }
 
-unsafe extern "C" fn port_two(
-    _: *mut ibv_context,
-    port: u8,
-    attr: *mut ibv_port_attr,
-    size: usize,
-) -> c_int {
+unsafe extern "C" fn port_two(_: *mut ibv_context, port: u8, attr: *mut ibv_port_attr, size: usize) -> c_int {
     if port != 2 || size != size_of::<ibv_port_attr>() {
         return EINVAL;
     }
@@ -205,10 +170,7 @@ unsafe extern "C" fn port_two(
     0
 }
 
-unsafe extern "C" fn a_thread_domain(
-    context: *mut ibv_context,
-    attr: *mut ibv_td_init_attr,
-) -> *mut ibv_td {
+unsafe extern "C" fn a_thread_domain(context: *mut ibv_context, attr: *mut ibv_td_init_attr) -> *mut ibv_td {
     assert_eq!(unsafe { (*attr).comp_mask }, 0);
     Box::into_raw(Box::new(ibv_td { context }))
 }
@@ -223,18 +185,10 @@ fn the_extended_context_is_found_and_asked() {
     let mut device = device();
     let whole: *mut verbs_context = &mut *device;
     let context = unsafe { addr_of_mut!((*whole).context) };
-    assert_eq!(
-        unsafe { get_verbs_context(context) }.map(|v| v.as_ptr()),
-        Some(whole)
-    );
+    assert_eq!(unsafe { get_verbs_context(context) }.map(|v| v.as_ptr()), Some(whole));
 
     unsafe { (*whole).query_port = Some(port_two) };
-    assert_eq!(
-        unsafe { query_port(context, 2) }
-            .expect("attributes")
-            .port_cap_flags2,
-        0x1234
-    );
+    assert_eq!(unsafe { query_port(context, 2) }.expect("attributes").port_cap_flags2, 0x1234);
     assert_eq!(unsafe { query_port(context, 1) }.err(), Some(EINVAL));
 
     assert_eq!(unsafe { alloc_td(context) }.err(), Some(EOPNOTSUPP));
@@ -254,11 +208,7 @@ fn what_an_older_library_lacks_is_not_called() {
     // From alloc_td to the end: just enough, then one byte too few.
     let room = MaybeUninit::<verbs_context>::uninit();
     let start = room.as_ptr();
-    let offset = unsafe {
-        addr_of!((*start).alloc_td)
-            .cast::<u8>()
-            .offset_from(start.cast())
-    };
+    let offset = unsafe { addr_of!((*start).alloc_td).cast::<u8>().offset_from(start.cast()) };
     let needed = size_of::<verbs_context>() - offset as usize;
     unsafe { (*whole).sz = needed };
     let td = unsafe { alloc_td(context) }.expect("a thread domain");
