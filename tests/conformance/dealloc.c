@@ -93,6 +93,29 @@ static void key_not_handed_on(const struct rc_device *device)
 	rc_ok("the next window does not start with the deallocated one's key");
 }
 
+/* It must be allowed; rxe stalls for most of a minute: on the device in the process alone. */
+static void qp_destroyed_first(const struct rc_device *device)
+{
+	struct rc_pair third;
+	struct scene s;
+	struct ibv_mw *mw;
+
+	if (!mwctl_sim_present()) {
+		rc_note("a QP with a bound window is destroyed on the sim only");
+		return;
+	}
+	scene_open(&s, device, NULL);
+	rc_pair_open(&third, device, &(struct rc_options){ .server_pd = s.pd });
+	mw = rc_mw_alloc(s.pd, IBV_MW_TYPE_2);
+	RC_CHECK_STATUS(IBV_WC_SUCCESS, rc_bind(&third.server, mw, rc_key_step(mw->rkey, 1), s.memory.mr,
+						s.memory.at, BLOCK, READ_WRITE));
+	rc_pair_close(&third);
+	expect_misuse(MWCTL_SIM_RULE_DESTROY_QP_BOUND);
+	rc_mw_dealloc(mw);
+	scene_close(&s);
+	rc_ok("a QP may be destroyed with a window bound to it, and that is reported");
+}
+
 int main(void)
 {
 	struct rc_device device;
@@ -103,6 +126,7 @@ int main(void)
 	frees_the_region(&device);
 	needs_no_send_queue(&device);
 	key_not_handed_on(&device);
+	qp_destroyed_first(&device);
 	rc_device_close(&device);
 	return 0;
 }
