@@ -1,0 +1,60 @@
+#!/bin/sh
+# The committed mwctl.h is what src/capi gives, and every public header compiles by itself, in each
+# language version, with each compiler and all warnings as errors.
+set -eu
+
+root=$(cd "$(dirname "$0")/.." && pwd)
+PATH=$root/.cache/bin:$PATH
+export PATH
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+
+"$root/scripts/header.sh" --check
+
+warnings='-Wall -Wextra -Wpedantic -pedantic-errors -Wshadow -Wconversion -Wundef -Wcast-qual -Werror'
+count=0
+
+# compiles COMPILER STANDARD SUFFIX HEADER [FLAG…]: twice over, for the guard must hold.
+compiles() {
+	compiler=$1 standard=$2 suffix=$3 header=$4
+	shift 4
+	printf '#include <%s>\n#include <%s>\n' "$header" "$header" >"$work/alone.$suffix"
+	# Unquoted: they are several words.
+	# shellcheck disable=SC2086
+	"$compiler" "-std=$standard" $warnings "$@" -I"$root/include" -fsyntax-only "$work/alone.$suffix" || {
+		echo "$0: $header is not clean with $compiler -std=$standard" >&2
+		exit 1
+	}
+	count=$((count + 1))
+}
+
+# The control: the flags see a fault in a header that is found as ours are.
+mkdir "$work/include"
+echo 'static int unused(long wide) { return wide; }' >"$work/include/fault.h"
+for compiler in gcc clang; do
+	echo '#include <fault.h>' >"$work/control.c"
+	# shellcheck disable=SC2086
+	if "$compiler" -std=c99 $warnings -I"$work/include" -fsyntax-only "$work/control.c" 2>/dev/null; then
+		echo "$0: $compiler does not see a fault in a header" >&2
+		exit 1
+	fi
+done
+
+for path in "$root"/include/*.h; do
+	for standard in c99 c11 c17; do
+		compiles gcc $standard c "${path##*/}" -Wstrict-prototypes
+		compiles clang $standard c "${path##*/}" -Wstrict-prototypes
+	done
+	for standard in c++11 c++14 c++17 c++20; do
+		compiles g++ $standard cpp "${path##*/}" -Wold-style-cast
+		compiles clang++ $standard cpp "${path##*/}" -Wold-style-cast
+	done
+done
+for path in "$root"/include/*.hpp; do
+	[ -f "$path" ] || continue
+	for standard in c++17 c++20; do
+		compiles g++ $standard cpp "${path##*/}" -Wold-style-cast
+		compiles clang++ $standard cpp "${path##*/}" -Wold-style-cast
+	done
+done
+echo "mwctl.h is what src/capi gives; $count compilations without a warning"
