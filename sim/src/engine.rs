@@ -317,10 +317,8 @@ fn wc_opcode(opcode: u32) -> u32 {
 
 /// Completes the current work request.
 fn complete(qp: &'static Qp, x: &mut Exec, wqe: &Wqe, status: u32, work: &mut Work) {
-    if status != IBV_WC_SUCCESS {
-        // Whoever polls the error finds the queue pair in error.
-        qp.fail(work);
-    }
+    // Whoever polls the error finds the queue pair in error, and the flushed ones behind it.
+    let newly_failed = status != IBV_WC_SUCCESS && qp.enter_error();
     let profile = qp.context().profile;
     let failed_bind = status != IBV_WC_SUCCESS && wqe.opcode == IBV_WR_BIND_MW;
     // mlx5 says nothing of a failed bind that was not signaled.
@@ -329,6 +327,9 @@ fn complete(qp: &'static Qp, x: &mut Exec, wqe: &Wqe, status: u32, work: &mut Wo
         _ => wqe.signaled || status != IBV_WC_SUCCESS,
     };
     finish(qp, x, wqe, told.then_some(status), work);
+    if newly_failed {
+        qp.flush_receives(&mut qp.rq.lock(), work);
+    }
 }
 
 /// Takes the current work request out of the queue.
@@ -360,6 +361,13 @@ fn finish(qp: &'static Qp, x: &mut Exec, wqe: &Wqe, told: Option<u32>, work: &mu
 
 /// The queue pair is in error: every send is completed as flushed.
 fn flush(qp: &'static Qp, x: &mut Exec, work: &mut Work) {
+    if let Some(wqe) = x.current.filter(|w| w.opcode == IBV_WR_LOCAL_INV && x.closing) {
+        // Its window is closed already: what is left is to see the last packets placed.
+        match execute(qp, x, &wqe, work) {
+            Step::Done(status) => complete(qp, x, &wqe, status, work),
+            Step::Parked | Step::Interrupted => return,
+        }
+    }
     x.leave_room(qp);
     while let Some(wqe) = x.current.take().or_else(|| qp.fetch(x.next)) {
         let told = (!wqe.silent).then_some(IBV_WC_WR_FLUSH_ERR);
@@ -397,7 +405,9 @@ impl Answer {
     /// Refuses a packet as the standard says: the responder goes to error.
     pub fn refuse(status: u32, event: Option<u32>, peer: &'static Qp, rq: &mut Rq, work: &mut Work) -> Self {
         counters::bump(counters::PACKETS_DENIED);
-        peer.fail_locked(rq, work);
+        if peer.enter_error() {
+            peer.flush_receives(rq, work);
+        }
         // rdma_rxe raises no event for it.
         if let Some(event) = event.filter(|_| peer.context().profile != Profile::Rxe) {
             async_event::raise_qp(peer, event);

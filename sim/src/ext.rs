@@ -169,7 +169,7 @@ fn post(qp: &'static Qp, batch: &mut Batch, work: &mut Work) -> Result<(), c_int
 
 /// Begins a work request with the `wr_id` and `wr_flags` that the application has set.
 unsafe fn add(qp: *mut ibv_qp_ex, opcode: u32, fill: impl FnOnce(&mut Wqe)) {
-    let (wr_id, flags) = unsafe { ((*qp).wr_id, (*qp).wr_flags as u32) };
+    let (wr_id, flags) = unsafe { ((*qp).wr_id, (*qp).wr_flags) };
     unsafe {
         batch(qp, |_, batch| {
             let mut wqe = Wqe::new(wr_id, opcode, flags);

@@ -245,7 +245,7 @@ mod tests {
         assert_eq!(std::mem::size_of::<KernAh>(), 32);
         assert_eq!(std::mem::size_of::<KernQpAttr>(), 144);
         assert_eq!(std::mem::size_of::<KernPath>(), 64);
-        assert_eq!(std::mem::size_of::<SaPath>(), 72);
+        assert_eq!(std::mem::size_of::<SaPath>(), 64);
     }
 
     #[test]

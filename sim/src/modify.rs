@@ -33,11 +33,10 @@ impl Default for Attributes {
 
 impl Attributes {
     pub fn new(init: &ibv_qp_init_attr) -> Self {
-        let mut new = Self::default();
-        // SAFETY: a plain C structure.
-        new.init = unsafe { std::ptr::read(init) };
-        new.attr.cap = init.cap;
-        new
+        // SAFETY: plain C structures, of numbers and of pointers only handed back.
+        let (mut attr, init): (ibv_qp_attr, _) = unsafe { (std::mem::zeroed(), std::ptr::read(init)) };
+        attr.cap = init.cap;
+        Self { attr, init }
     }
 }
 
@@ -54,8 +53,8 @@ fn check_values(qp: &Qp, a: &ibv_qp_attr, mask: u32) -> Result<(), c_int> {
     let gid_known = |i: u8| device::gid(u32::from(i)).is_some();
     let wrong = (set(IBV_QP_PKEY_INDEX) && a.pkey_index != 0)
         || (set(IBV_QP_PORT) && a.port_num != device::PORT)
-        || (set(IBV_QP_ACCESS_FLAGS) && a.qp_access_flags as u32 & !ACCESS_KNOWN != 0)
-        || (set(IBV_QP_PATH_MTU) && !(1..=device::MTU_4096).contains(&(a.path_mtu as u32)))
+        || (set(IBV_QP_ACCESS_FLAGS) && a.qp_access_flags & !ACCESS_KNOWN != 0)
+        || (set(IBV_QP_PATH_MTU) && !(1..=device::MTU_4096).contains(&{ a.path_mtu }))
         || (set(IBV_QP_MAX_DEST_RD_ATOMIC) && a.max_dest_rd_atomic > max_rd)
         || (set(IBV_QP_MAX_QP_RD_ATOMIC) && a.max_rd_atomic > max_rd)
         || (set(IBV_QP_MIN_RNR_TIMER) && a.min_rnr_timer > 31)
@@ -78,7 +77,7 @@ fn check_values(qp: &Qp, a: &ibv_qp_attr, mask: u32) -> Result<(), c_int> {
 fn apply_to_responder(rq: &mut Rq, a: &ibv_qp_attr, mask: u32) {
     let set = |bit| mask & bit != 0;
     if set(IBV_QP_ACCESS_FLAGS) {
-        rq.access = a.qp_access_flags as u32;
+        rq.access = a.qp_access_flags;
     }
     if set(IBV_QP_RQ_PSN) {
         rq.psn = a.rq_psn & 0xff_ffff;
@@ -188,8 +187,8 @@ fn modify(qp: &'static Qp, a: &ibv_qp_attr, mask: u32, work: &mut Work) -> Resul
     let mut kept = qp.attributes.lock();
     loop {
         let from = qp.state();
-        let wanted = a.qp_state as u32;
-        let to = state::next(from, mask, wanted, a.cur_qp_state as u32).ok_or(libc::EINVAL)?;
+        let wanted = a.qp_state;
+        let to = state::next(from, mask, wanted, a.cur_qp_state).ok_or(libc::EINVAL)?;
         check_values(qp, a, mask)?;
         match to {
             IBV_QPS_RESET => {

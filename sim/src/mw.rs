@@ -149,7 +149,7 @@ pub unsafe extern "C" fn alloc_mw(pd: *mut ibv_pd, mw_type: c_uint) -> *mut ibv_
         if let Some(hit) = fault::strike(Fault::AllocMw, &[]) {
             return Err(hit.error);
         }
-        let kind = match mw_type as u32 {
+        let kind = match mw_type {
             IBV_MW_TYPE_1 => Kind::Window1,
             IBV_MW_TYPE_2 => Kind::Window2,
             _ => return Err(libc::EINVAL),
@@ -249,9 +249,6 @@ impl Bind {
         let broken = |rule, text: &str| {
             misuse::report(rule, qpn, self.new_rkey, format_args!("{text}"));
         };
-        if self.null_region {
-            broken(Rule::BindNullMr, "a bind without a memory region");
-        }
         let (Some((mw, mw_id)), Some((mr, mr_id))) = (self.window, self.region) else {
             return Outcome::Failed;
         };

@@ -184,6 +184,15 @@ fn check(qp: &Qp, queue: &Sq, wqe: &Wqe, data: &Data) -> Result<(), c_int> {
     }
     let context = qp.context();
     if let Some(bind) = wqe.bind {
+        if bind.null_region {
+            misuse::report(
+                Rule::BindNullMr,
+                qp.number(),
+                bind.new_rkey,
+                format_args!("a bind without a memory region, which some drivers dereference"),
+            );
+            return Err(libc::EINVAL);
+        }
         match context.profile {
             Profile::Mana => {
                 counters::unsupported("bind");
@@ -202,8 +211,8 @@ fn check(qp: &Qp, queue: &Sq, wqe: &Wqe, data: &Data) -> Result<(), c_int> {
 /// # Safety
 /// `wr` is a work request of the application.
 unsafe fn parse<'a>(qp: &Qp, wr: &'a ibv_send_wr) -> Result<(Wqe, Data<'a>), c_int> {
-    let opcode = wr.opcode as u32;
-    let mut wqe = Wqe::new(wr.wr_id, opcode, wr.send_flags as u32);
+    let opcode = wr.opcode;
+    let mut wqe = Wqe::new(wr.wr_id, opcode, wr.send_flags);
     // SAFETY: numbers, whichever member was set.
     wqe.imm = unsafe { wr.imm_data_invalidated_rkey_union.imm_data };
     match opcode {
@@ -231,7 +240,8 @@ unsafe fn parse<'a>(qp: &Qp, wr: &'a ibv_send_wr) -> Result<(Wqe, Data<'a>), c_i
                     0,
                     format_args!("a bind with num_sge or imm_data other than 0"),
                 );
-                if qp.context().profile == Profile::Rxe {
+                // mlx5 does not look at either.
+                if qp.context().profile != Profile::Mlx5 {
                     return Err(libc::EINVAL);
                 }
             }
@@ -385,7 +395,7 @@ pub unsafe fn bind_type1(qp: *mut ibv_qp, mw: *mut ibv_mw, bind: *mut ibv_mw_bin
         }
         let old = unsafe { (*mw).rkey };
         let new = (old & !0xff) | (old.wrapping_add(1) & 0xff);
-        let mut wqe = Wqe::new(bind.wr_id, IBV_WR_BIND_MW, bind.send_flags as u32);
+        let mut wqe = Wqe::new(bind.wr_id, IBV_WR_BIND_MW, bind.send_flags);
         let mut to = unsafe { sq::bind_of(mw, new, &bind.bind_info) };
         to.type1 = true;
         wqe.bind = Some(to);

@@ -241,29 +241,38 @@ impl Qp {
         self.sq.lock().get(number)
     }
 
-    /// Moves to the error state and flushes the receives. True if it was not there yet. The
-    /// caller holds `rq`; the sends are flushed by whoever runs the queue next.
-    pub fn fail_locked(&'static self, rq: &mut Rq, work: &mut Work) -> bool {
+    /// Moves to the error state. True if it was not there yet; then `flush_receives` follows.
+    pub fn enter_error(&self) -> bool {
         loop {
             let from = self.state();
             if matches!(from, IBV_QPS_RESET | IBV_QPS_ERR) {
                 return false;
             }
             if self.change_state(from, IBV_QPS_ERR) {
-                break;
+                return true;
             }
         }
+    }
+
+    /// In the error state: the receives are completed as flushed, and so will be the sends by
+    /// whoever runs the queue next.
+    pub fn flush_receives(&'static self, rq: &mut Rq, work: &mut Work) {
         rq.flush(self, work);
         if self.srq.get().is_some() {
             async_event::raise_qp(self, IBV_EVENT_QP_LAST_WQE_REACHED);
         }
         work.kick(self, self.live.id());
-        true
     }
 
+    /// Fails as a whole. True if it had not failed yet.
     pub fn fail(&'static self, work: &mut Work) -> bool {
+        let new = self.enter_error();
+        // Packets that saw the old state are placed when the lock is free.
         let mut rq = self.rq.lock();
-        self.fail_locked(&mut rq, work)
+        if new {
+            self.flush_receives(&mut rq, work);
+        }
+        new
     }
 }
 
@@ -297,7 +306,7 @@ pub unsafe fn make(request: Request) -> Result<&'static Qp, c_int> {
     model::kernel_call();
     context::refuse_if_fatal()?;
     let context = pd.context();
-    if attr.qp_type as u32 != IBV_QPT_RC {
+    if attr.qp_type != IBV_QPT_RC {
         counters::unsupported("ibv_create_qp");
         return Err(libc::EOPNOTSUPP);
     }

@@ -204,7 +204,7 @@ pub unsafe fn bind_of(mw: *mut ibv_mw, new_rkey: u32, info: &ibv_mw_bind_info) -
         null_region: info.mr.is_null(),
         addr: info.addr,
         length: info.length,
-        access: info.mw_access_flags as u32,
+        access: info.mw_access_flags,
         type1: false,
     }
 }
