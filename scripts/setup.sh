@@ -1,0 +1,71 @@
+#!/usr/bin/env bash
+# Installs what building and testing need and this machine lacks: Debian packages, and the header
+# generator into the cache (.cache in the project, or $MWCTL_CACHE). Quick when nothing is missing.
+# What real verbs in a guest need is scripts/rxe.sh's own matter.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+cbindgen_version=0.29.2
+cache=${MWCTL_CACHE:-$PWD/.cache}
+
+say() { printf 'setup: %s\n' "$*" >&2; }
+die() { say "$*"; exit 1; }
+
+# ---- Debian packages ----
+
+missing=()
+need_command() {
+	command -v "$1" >/dev/null || missing+=("$2")
+}
+need_header() {
+	compgen -G "/usr/include/$1" >/dev/null || compgen -G "/usr/include/*/$1" >/dev/null || missing+=("$2")
+}
+need_command gcc gcc
+need_command g++ g++
+need_command clang clang
+need_command ld binutils
+need_command make make
+need_command cmake cmake
+need_command pkg-config pkg-config
+need_command ibv_devinfo ibverbs-utils
+need_header stdio.h libc6-dev
+need_header infiniband/verbs.h libibverbs-dev
+need_header rdma/rdma_cma.h librdmacm-dev
+# Without an installed libclang 14 or 15, scripts/libclang.sh fetches one with pip.
+if ! scripts/libclang.sh --list | grep -q '^1[45] ' && ! python3 -m pip --version >/dev/null 2>&1; then
+	missing+=(python3-pip)
+fi
+
+if [[ ${#missing[@]} -gt 0 ]]; then
+	command -v apt-get >/dev/null ||
+		die "missing, by Debian's names: ${missing[*]}. This machine has no apt-get: install their like"
+	as_root=()
+	if [[ $(id -u) -ne 0 ]]; then
+		command -v sudo >/dev/null || die "missing: apt-get install ${missing[*]} (as root)"
+		as_root=(sudo)
+	fi
+	say "installing ${missing[*]}"
+	install=("${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -qq -y
+		--no-install-recommends "${missing[@]}")
+	# The lists of packages may be old, or none.
+	"${install[@]}" >&2 || { "${as_root[@]}" apt-get update -qq >&2 && "${install[@]}" >&2; } ||
+		die "cannot install ${missing[*]}"
+fi
+
+# ---- Rust ----
+
+wanted=$(sed -n 's/^rust-version = "\(.*\)"$/\1/p' Cargo.toml | head -n 1)
+rust_hint="install Rust $wanted or newer with cargo, rustfmt and clippy, by rustup; Debian 12's own is too old"
+command -v cargo >/dev/null && command -v rustc >/dev/null || die "cargo was not found: $rust_hint"
+found=$(rustc --version | cut -d' ' -f2)
+[[ $(printf '%s\n' "$wanted" "$found" | sort -V | head -n 1) == "$wanted" ]] ||
+	die "Rust $found is too old: $rust_hint"
+for component in fmt clippy; do
+	cargo "$component" --version >/dev/null 2>&1 || die "cargo $component is missing: $rust_hint"
+done
+
+PATH=$cache/bin:$PATH
+if [[ $(cbindgen --version 2>/dev/null) != "cbindgen $cbindgen_version" ]]; then
+	say "building cbindgen $cbindgen_version into $cache/bin"
+	cargo install --quiet --locked --root "$cache" --version "=$cbindgen_version" cbindgen >&2
+fi
