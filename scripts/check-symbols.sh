@@ -2,6 +2,7 @@
 # Checks what the built libraries show to the linker.
 #
 #   check-symbols.sh --map              src/capi/libmwctl.map names exactly the header's functions
+#   check-symbols.sh --extend-map       adds to the map's newest node what only the header has
 #   check-symbols.sh --cdylib LIBRARY   what `cargo build` makes exports exactly these
 #   check-symbols.sh BUILD_DIR          the map; libmwctl.so's symbols, version, soname, what it needs
 #                                       and its size; libmwctl.a's symbols and what it needs
@@ -10,7 +11,7 @@ LC_ALL=C
 export LC_ALL
 
 usage() {
-	echo "usage: $0 --map | --cdylib LIBRARY | BUILD_DIR" >&2
+	echo "usage: $0 --map | --extend-map | --cdylib LIBRARY | BUILD_DIR" >&2
 	exit 2
 }
 root=$(cd "$(dirname "$0")/.." && pwd)
@@ -105,13 +106,34 @@ check_static() {
 	[ -z "$foreign" ] || wrong "$library wants: $foreign"
 }
 
+extend_map() {
+	sed -n 's/^[[:space:]]*\(mwctl_[a-z0-9_]*\);.*/\1/p' "$map" | sort >"$work/map"
+	comm -23 "$work/header" "$work/map" >"$work/new"
+	newest=$(grep -n '^[[:space:]]*global:' "$map" | tail -n 1 | cut -d: -f1)
+	sed 's/.*/\t\t&;/' "$work/new" >"$work/node"
+	tail -n "+$((newest + 1))" "$map" | awk -v node="$work/node" \
+		'!/^[[:space:]]*mwctl_/ { past = 1 } past { print; next } { print >>node }' >"$work/rest"
+	{
+		head -n "$newest" "$map"
+		sort "$work/node"
+		cat "$work/rest"
+	} >"$work/extended"
+	cat "$work/extended" >"$map"
+}
+
 case ${1:-} in
 --map)
 	[ $# -eq 1 ] || usage
 	check_map
 	if [ $failed -ne 0 ]; then
-		echo "$0: functions of a release that is out stay in its node; new ones go into the newest" >&2
+		echo "$0: --extend-map adds new functions, unless the newest node's release is out already" >&2
 	fi
+	finish "the map names the header's $count functions"
+	;;
+--extend-map)
+	[ $# -eq 1 ] || usage
+	extend_map
+	check_map
 	finish "the map names the header's $count functions"
 	;;
 --cdylib)
