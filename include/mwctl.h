@@ -668,6 +668,13 @@ mwctl_status mwctl_peer_attach(struct mwctl_context *ctx,
                                size_t size,
                                struct mwctl_peer *peer);
 
+// The application has seen that the peer's send queue is stuck, behind a SEND that is never
+// received for example. Until a completion of ours comes through again, revocations deallocate
+// their windows at once, which needs no send queue and leaves the queue pair as it is, and post
+// no LOCAL_INV behind. The library also finds out by itself, at the first deadline that passes.
+// Never waits.
+mwctl_status mwctl_peer_stuck(struct mwctl_context *ctx, struct mwctl_peer peer);
+
 // Revokes all that the peer holds, then takes it off the books. After success the library
 // touches neither the queue pair nor, on its behalf, its CQs again; completions of ours that
 // still come are recognised and dropped. At its deadline it moves the queue pair to ERR, which

@@ -235,6 +235,15 @@ impl Context {
         })
     }
 
+    /// The send queue is known to be stuck: post nothing more for revocations.
+    pub fn peer_stuck(&self, peer: u64) -> Result<()> {
+        let (_, slot) = self.peer(peer)?;
+        let mut body = slot.body.lock();
+        self.peer(peer)?;
+        body.stuck = true;
+        Ok(())
+    }
+
     /// Revokes all that the peer holds and then takes it off the books. Success means that the
     /// library touches neither the QP nor its completion queues again. May wait.
     pub fn peer_detach(&self, peer: u64, timeout_us: u64) -> Result<()> {

@@ -48,6 +48,16 @@ pub unsafe extern "C" fn mwctl_peer_attach(
     })
 }
 
+/// The application has seen that the peer's send queue is stuck, behind a SEND that is never
+/// received for example. Until a completion of ours comes through again, revocations deallocate
+/// their windows at once, which needs no send queue and leaves the queue pair as it is, and post
+/// no LOCAL_INV behind. The library also finds out by itself, at the first deadline that passes.
+/// Never waits.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mwctl_peer_stuck(ctx: *mut mwctl_context, peer: mwctl_peer) -> Status {
+    enter(ctx, |core| core.peer_stuck(peer.id))
+}
+
 /// Revokes all that the peer holds, then takes it off the books. After success the library
 /// touches neither the queue pair nor, on its behalf, its CQs again; completions of ours that
 /// still come are recognised and dropped. At its deadline it moves the queue pair to ERR, which

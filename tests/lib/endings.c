@@ -1,0 +1,257 @@
+/* SPDX-License-Identifier: MIT OR Apache-2.0 */
+/* A revocation ends, with proof, though the queue pair is dead or its send queue stuck. */
+#include "house.h"
+
+#include <string.h>
+
+static struct house house;
+static int killed, dead, invalidated, foreign;
+
+static void on_event(void *user, const mwctl_event *event)
+{
+	(void)user;
+	killed += event->kind == MWCTL_EVENT_KIND_PEER_KILLED;
+	dead += event->kind == MWCTL_EVENT_KIND_PEER_DEAD;
+	invalidated += event->kind == MWCTL_EVENT_KIND_PEER_INVALIDATED;
+	foreign += event->kind == MWCTL_EVENT_KIND_FOREIGN_INVALIDATION;
+}
+
+static void rejoin(int client)
+{
+	house_leave(&house, client);
+	house_join(&house, client);
+}
+
+/* The client's queue pair died by its own fault, and ours with it. */
+static void dead_qp(void)
+{
+	mwctl_result a = house_grant(&house, 0, 0, 4096, HOUSE_WRITE);
+	mwctl_result b = house_grant(&house, 0, 4096, 4096, HOUSE_WRITE);
+	mwctl_result good = house_grant(&house, 1, 8192, 4096, HOUSE_WRITE);
+	uint64_t ids[2] = {a.grant, b.grant};
+	mwctl_result out[2];
+
+	RC_CHECK(house_write(&house, 0, 4096, a.rkey, 1) != IBV_WC_SUCCESS || house.device.kind == RC_DEVICE_RXE);
+	if (house.device.kind == RC_DEVICE_RXE)
+		rc_qp_modify(house.client[0].pair.server.qp, IBV_QPS_ERR);
+	rc_await_state(house.client[0].pair.server.qp, IBV_QPS_ERR);
+	HOUSE_OK(mwctl_revoke_batch(house.ctx, ids, 2, 0, MWCTL_KILL_ALLOWED, out));
+	for (int i = 0; i < 2; i++)
+		RC_CHECK_EQ(MWCTL_PROOF_QP_FENCED, out[i].proof);
+	RC_CHECK_EQ(2, house_peer(&house, 0).life);
+	HOUSE_WRITE_LANDS(&house, 1, 8192, good.rkey, 0x41);
+	HOUSE_OK(mwctl_revoke(house.ctx, good.grant, 0, NULL));
+	rejoin(0);
+	house_ok("grants of a dead queue pair end by deallocation, proof QP_FENCED");
+}
+
+/* A SEND that the peer never receives stands in front of everything else. */
+static struct rc_memory blocker;
+
+static void post_blocking_send(void)
+{
+	struct ibv_sge sge = {.addr = (uintptr_t)blocker.at, .length = 16, .lkey = blocker.mr->lkey};
+	struct ibv_send_wr send = {.wr_id = 500, .sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_SEND,
+				   .send_flags = IBV_SEND_SIGNALED};
+
+	rc_post(house.client[0].pair.server.qp, &send);
+}
+
+/* Bytes that a client which writes on and on changes after the proof. */
+static void check_at_rest(uint64_t offset)
+{
+	mwctl_capabilities caps;
+	uint8_t before[64];
+
+	HOUSE_OK(mwctl_capabilities_get(house.ctx, &caps, sizeof(caps)));
+	if (!caps.memory_at_rest)
+		rc_pause(50);
+	memcpy(before, house_at(&house, offset), sizeof(before));
+	rc_pause(20);
+	RC_CHECK_MEMORY(before, house_at(&house, offset), sizeof(before));
+}
+
+/* The LOCAL_INV is behind the SEND: the deadline ends it, at the price of the queue pair. */
+static void stuck_behind(void)
+{
+	mwctl_result held = house_grant(&house, 0, 0, 4096, HOUSE_WRITE), out;
+	mwctl_result good = house_grant(&house, 1, 8192, 4096, HOUSE_WRITE);
+	int before = killed;
+
+	post_blocking_send();
+	HOUSE_WRITE_LANDS(&house, 0, 0, held.rkey, 0x51);
+	HOUSE_OK(mwctl_revoke(house.ctx, held.grant, 50000, &out));
+	RC_CHECK_EQ(MWCTL_PROOF_QP_FENCED, out.proof);
+	RC_CHECK_EQ(before + 1, killed);
+	check_at_rest(0);
+	HOUSE_WRITE_FAILS(&house, 0, 0, held.rkey, 0x52);
+	HOUSE_WRITE_LANDS(&house, 1, 8192, good.rkey, 0x53);
+	HOUSE_OK(mwctl_revoke(house.ctx, good.grant, 0, NULL));
+	rejoin(0);
+	house_ok("a LOCAL_INV behind a stuck SEND: the deadline fences the queue pair");
+}
+
+/* The same, but the queue pair must live. */
+static void stuck_and_spared(void)
+{
+	struct house_client *it = &house.client[0];
+	mwctl_result a = house_grant(&house, 0, 0, 4096, HOUSE_WRITE), out;
+	mwctl_result b = house_grant(&house, 0, 4096, 4096, HOUSE_WRITE);
+	mwctl_grant_info info;
+	uint64_t addr;
+	struct ibv_wc wc;
+	double limit = rc_now() + RC_DEADLINE_S;
+	int before = killed, n;
+
+	post_blocking_send();
+	HOUSE_STATUS(MWCTL_STATUS_OPEN,
+		     mwctl_revoke_batch(house.ctx, &a.grant, 1, 50000, MWCTL_KILL_NEVER, &out));
+	RC_CHECK_EQ(a.grant, out.grant);
+	RC_CHECK_EQ(MWCTL_PROOF_NONE, out.proof);
+	HOUSE_WRITE_LANDS(&house, 0, 0, a.rkey, 0x61);
+	HOUSE_STATUS(MWCTL_STATUS_BUSY, mwctl_region_detach(house.ctx, house.region));
+	/* Its block stays out of use. */
+	HOUSE_OK(mwctl_block_take(house.ctx, house.region, 1, &addr));
+	RC_CHECK(addr != house.memory.addr);
+	HOUSE_OK(mwctl_block_give(house.ctx, house.region, addr, 1));
+	house_ok("spared: reported open, the memory stays out of use");
+
+	/* The queue is known to be stuck now: nothing more is posted behind. */
+	n = (int)house_stats(&house).posts;
+	HOUSE_OK(mwctl_revoke(house.ctx, b.grant, 50000, &out));
+	RC_CHECK_EQ(MWCTL_PROOF_DEALLOCATED, out.proof);
+	RC_CHECK_EQ(n, house_stats(&house).posts);
+	RC_CHECK_EQ(before, killed);
+	RC_CHECK_STATE(IBV_QPS_RTS, it->pair.server.qp);
+	check_at_rest(4096);
+	house_ok("known to be stuck: deallocated at once, the queue pair lives");
+
+	/* The peer receives at last: the queue pair answers, the first revocation ends. */
+	rc_post_recv(&it->pair.client, &it->local, 6);
+	do {
+		RC_CHECK(rc_now() < limit);
+		n = mwctl_poll_cq(house.ctx, it->pair.server.cq, 1, &wc);
+		RC_CHECK(n >= 0);
+	} while (!n);
+	RC_CHECK_EQ(500, wc.wr_id);
+	RC_CHECK_STATUS(IBV_WC_SUCCESS, wc.status);
+	RC_CHECK_STATUS(IBV_WC_SUCCESS, rc_wait(it->pair.client.cq).status);
+	while (mwctl_grant_info_get(house.ctx, a.grant, &info, sizeof(info)) == MWCTL_STATUS_OK) {
+		RC_CHECK(rc_now() < limit);
+		RC_CHECK_EQ(0, mwctl_poll_cq(house.ctx, it->pair.server.cq, 1, &wc));
+	}
+	RC_CHECK_STATE(IBV_QPS_RTS, it->pair.server.qp);
+	out = house_grant(&house, 0, 0, 64, HOUSE_WRITE);
+	HOUSE_WRITE_LANDS(&house, 0, 0, out.rkey, 0x63);
+	HOUSE_OK(mwctl_revoke(house.ctx, out.grant, 0, NULL));
+	HOUSE_WRITE_FAILS(&house, 0, 0, a.rkey, 0x64);
+	rejoin(0);
+	house_ok("once the peer receives, the queue pair answers and the open grant is gone");
+}
+
+/* The application knows that its send queue is stuck, and says so beforehand. */
+static void declared_stuck(void)
+{
+	struct house_client *it = &house.client[0];
+	mwctl_result a = house_grant(&house, 0, 0, 4096, HOUSE_WRITE), out;
+	mwctl_stats before;
+	struct ibv_wc wc;
+	double limit = rc_now() + RC_DEADLINE_S;
+
+	post_blocking_send();
+	HOUSE_OK(mwctl_peer_stuck(house.ctx, it->peer));
+	before = house_stats(&house);
+	HOUSE_OK(mwctl_revoke(house.ctx, a.grant, 50000, &out));
+	RC_CHECK_EQ(MWCTL_PROOF_DEALLOCATED, out.proof);
+	RC_CHECK_EQ(before.posts, house_stats(&house).posts);
+	check_at_rest(0);
+	RC_CHECK_STATE(IBV_QPS_RTS, it->pair.server.qp);
+	rc_post_recv(&it->pair.client, &it->local, 6);
+	while (!mwctl_poll_cq(house.ctx, it->pair.server.cq, 1, &wc))
+		RC_CHECK(rc_now() < limit);
+	RC_CHECK_STATUS(IBV_WC_SUCCESS, wc.status);
+	RC_CHECK_STATUS(IBV_WC_SUCCESS, rc_wait(it->pair.client.cq).status);
+	out = house_grant(&house, 0, 4096, 64, HOUSE_WRITE);
+	HOUSE_OK(mwctl_revoke(house.ctx, out.grant, 0, &out));
+	RC_CHECK_EQ(MWCTL_PROOF_INVALIDATED, out.proof);
+	HOUSE_WRITE_FAILS(&house, 0, 0, a.rkey, 0x65);
+	rejoin(0);
+	house_ok("declared stuck: deallocated without a post, the queue pair lives and answers");
+}
+
+/* Leaving though the send queue is stuck. */
+static void leave_stuck(void)
+{
+	for (int i = 0; i < 30; i++)
+		house_grant(&house, 0, i * 64, 64, HOUSE_WRITE);
+	post_blocking_send();
+	HOUSE_OK(mwctl_peer_detach(house.ctx, house.client[0].peer, 50000));
+	rc_pair_close(&house.client[0].pair);
+	house_join(&house, 0);
+	house_ok("a peer with a stuck send queue is detached at the deadline");
+}
+
+/* The queue pair is gone before the library hears of it. */
+static void gone(void)
+{
+	mwctl_result held = house_grant(&house, 0, 0, 64, HOUSE_WRITE);
+	mwctl_grant_info info;
+
+	rc_qp_modify(house.client[0].pair.server.qp, IBV_QPS_RESET);
+	HOUSE_OK(mwctl_peer_gone(house.ctx, house.client[0].peer, 0));
+	HOUSE_STATUS(MWCTL_STATUS_STALE_ID, mwctl_grant_info_get(house.ctx, held.grant, &info, sizeof(info)));
+	HOUSE_STATUS(MWCTL_STATUS_STALE_ID, mwctl_peer_gone(house.ctx, house.client[0].peer, 0));
+	rc_pair_close(&house.client[0].pair);
+	house_join(&house, 0);
+	house_ok("a peer that is gone");
+}
+
+/* SEND_WITH_INV: the client gives its right back. */
+static void by_the_peer(void)
+{
+	struct house_client *it = &house.client[0];
+	mwctl_result a = house_grant(&house, 0, 0, 64, HOUSE_WRITE);
+	mwctl_result b = house_grant(&house, 0, 64, 64, HOUSE_WRITE);
+	mwctl_grant_info info;
+	struct rc_memory into;
+	struct ibv_wc wc;
+	double limit = rc_now() + RC_DEADLINE_S;
+	int before = invalidated;
+
+	rc_memory_open(&into, house.pd, 4096, IBV_ACCESS_LOCAL_WRITE);
+	rc_post_recv(&it->pair.server, &into, 9);
+	RC_CHECK_STATUS(IBV_WC_SUCCESS, rc_send_with_inv(&it->pair.client, &it->local, 8, a.rkey));
+	while (!mwctl_poll_cq(house.ctx, it->pair.server.cq, 1, &wc))
+		RC_CHECK(rc_now() < limit);
+	RC_CHECK_EQ(9, wc.wr_id);
+	RC_CHECK(wc.wc_flags & IBV_WC_WITH_INV);
+	RC_CHECK_EQ(a.rkey, wc.invalidated_rkey);
+	HOUSE_STATUS(MWCTL_STATUS_STALE_ID, mwctl_grant_info_get(house.ctx, a.grant, &info, sizeof(info)));
+	HOUSE_STATUS(MWCTL_STATUS_STALE_ID, mwctl_revoke(house.ctx, a.grant, 0, NULL));
+	RC_CHECK_EQ(before + 1, invalidated);
+	RC_CHECK_EQ(0, foreign);
+	HOUSE_WRITE_LANDS(&house, 0, 64, b.rkey, 0x72);
+	HOUSE_OK(mwctl_revoke(house.ctx, b.grant, 0, NULL));
+	HOUSE_WRITE_FAILS(&house, 0, 0, a.rkey, 0x71);
+	rc_memory_close(&into);
+	rejoin(0);
+	house_ok("a right that its peer gave back by SEND_WITH_INV");
+}
+
+int main(void)
+{
+	struct house_options options = {.context.on_event = on_event};
+
+	house_open(&house, &options);
+	rc_memory_open(&blocker, house.pd, 4096, IBV_ACCESS_LOCAL_WRITE);
+	dead_qp();
+	stuck_behind();
+	stuck_and_spared();
+	declared_stuck();
+	leave_stuck();
+	gone();
+	by_the_peer();
+	rc_memory_close(&blocker);
+	house_close(&house);
+	return 0;
+}
