@@ -14,6 +14,9 @@ static void sends_nothing(const struct rc_device *device)
 	party_invalidate(&s.rogue);
 	rc_wait_nothing(s.rogue.pair.client.cq, 50);
 	RC_CHECK_STATE(IBV_QPS_RTS, s.rogue.pair.client.qp);
+	/* The receive was there to be taken. */
+	RC_CHECK_STATUS(IBV_WC_SUCCESS, rc_send(&s.rogue.pair.server, &s.memory, 64));
+	RC_CHECK_EQ(1, rc_wait(s.rogue.pair.client.cq).wr_id);
 	expect_denied(&s.rogue, s.rogue.block, 64, s.rogue.rkey);
 	scene_close(&s);
 	rc_ok("LOCAL_INV tells the other side nothing: no completion, no change of state");
@@ -51,6 +54,7 @@ static void wrong_key(const struct rc_device *device)
 	party_bind(&s.control, READ_WRITE);
 	expect_local_failure(&s, s.rogue.pair.server.qp, IBV_WC_MW_BIND_ERR,
 			     rc_invalidate(&s.rogue.pair.server, rc_key_step(s.control.rkey, 1)));
+	expect_misuse(MWCTL_SIM_RULE_INV_NOT_BOUND);
 	expect_lands(&s.control, s.control.block, 64, s.control.rkey);
 	scene_close(&s);
 
@@ -60,6 +64,7 @@ static void wrong_key(const struct rc_device *device)
 	party_dealloc(&s.control);
 	expect_local_failure(&s, s.rogue.pair.server.qp, IBV_WC_MW_BIND_ERR,
 			     rc_invalidate(&s.rogue.pair.server, rkey));
+	expect_misuse(MWCTL_SIM_RULE_INV_NOT_BOUND);
 	scene_close(&s);
 	rc_ok("LOCAL_INV with a key that is not a bound window's fails and kills the QP");
 }

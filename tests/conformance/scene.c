@@ -40,12 +40,21 @@ void scene_open(struct scene *scene, const struct rc_device *device, const struc
 	party_open(&scene->control, scene, 2, options);
 }
 
+static void expect_no_misuse(void)
+{
+	struct mwctl_sim_misuse misuse;
+
+	if (mwctl_sim_present() && mwctl_sim_misuse_next(&misuse, sizeof(misuse)))
+		RC_FAIL("the test broke rule %u: %s", misuse.rule, misuse.text);
+}
+
 void scene_close(struct scene *scene)
 {
 	party_close(&scene->control);
 	party_close(&scene->rogue);
 	rc_memory_close(&scene->memory);
 	RC_CHECK_EQ(0, ibv_dealloc_pd(scene->pd));
+	expect_no_misuse();
 }
 
 void party_bind(struct party *party, unsigned int access)

@@ -32,6 +32,7 @@ struct scene {
 
 /* `options` is for the pairs and may be NULL; both are on the scene's PD. */
 void scene_open(struct scene *scene, const struct rc_device *device, const struct rc_options *options);
+/* On the device in the process it also asserts that every broken rule was an expected one. */
 void scene_close(struct scene *scene);
 
 /* Binds the party's window to its block, with the next key; the bind must succeed. */

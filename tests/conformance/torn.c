@@ -89,6 +89,18 @@ static struct result round_of(struct scene *s, struct party *p, struct rc_memory
 	return result;
 }
 
+/* Without a pace a device in the process is done before anyone looks. */
+static void set_pace(void)
+{
+	struct mwctl_sim_model model;
+
+	if (!mwctl_sim_present())
+		return;
+	RC_CHECK_EQ(0, mwctl_sim_model_get(&model, sizeof(model)));
+	model.packet_ns = 10000;
+	RC_CHECK_EQ(0, mwctl_sim_model_set(&model, sizeof(model)));
+}
+
 int main(void)
 {
 	struct rc_device device;
@@ -102,6 +114,7 @@ int main(void)
 
 	RC_CHECK(proof != NULL);
 	rc_device_open(&device);
+	set_pace();
 	scene_open(&s, &device, &options);
 	rc_memory_open(&target, s.pd, LENGTH, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_MW_BIND);
 	rc_memory_open(&source, s.pd, LENGTH, IBV_ACCESS_LOCAL_WRITE);

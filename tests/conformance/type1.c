@@ -173,6 +173,7 @@ static void local_inv_refused(const struct rc_device *device)
 					      READ_WRITE, &rkey));
 	expect_local_failure(&s, s.rogue.pair.server.qp, IBV_WC_MW_BIND_ERR,
 			     rc_invalidate(&s.rogue.pair.server, rkey));
+	expect_misuse(MWCTL_SIM_RULE_INV_NOT_BOUND);
 	/* Nothing was invalidated: another QP of the PD still gets in. */
 	expect_lands(&s.control, s.rogue.block, 64, rkey);
 	rc_mw_dealloc(mw);
