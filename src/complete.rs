@@ -267,11 +267,10 @@ impl Context {
 
     /// What a completion of the application says.
     fn observe(&self, seen: &Completion) {
-        if seen.success && seen.invalidated_rkey.is_none() {
-            return;
-        }
-        if let Some(rkey) = seen.invalidated_rkey {
-            self.peer_invalidated(seen.qp_num, rkey);
+        if seen.success {
+            if seen.flags & self.capabilities.invalidated_flags != 0 {
+                self.peer_invalidated(seen.qp_num, seen.invalidated);
+            }
         } else if let Some(index) = self.qps.get(seen.qp_num) {
             self.peers.at(index).body.lock().suspect = true;
         }

@@ -59,6 +59,8 @@ pub struct Capabilities {
     /// A LOCAL_INV's completion means that the host's memory is at rest. On a device without it a
     /// byte may change a moment after the proof: what is proved is that no access starts.
     pub memory_at_rest: bool,
+    /// The completion flags by which a receive tells of a SEND_WITH_INV.
+    pub invalidated_flags: u32,
 }
 
 pub struct Context {
@@ -202,5 +204,8 @@ fn probe(device: Device) -> Result<Capabilities> {
         max_mw: attr.max_mw as u32,
         rights: verbs::IBV_ACCESS_REMOTE_WRITE | verbs::IBV_ACCESS_REMOTE_READ | atomics,
         memory_at_rest: !rxe,
+        // rxe hands the kernel's flag to user space, where its number means IP_CSUM_OK; on an RC
+        // queue pair that has no meaning of its own.
+        invalidated_flags: verbs::IBV_WC_WITH_INV | if rxe { verbs::IBV_WC_IP_CSUM_OK } else { 0 },
     })
 }

@@ -247,22 +247,23 @@ pub struct Completion {
     pub wr_id: u64,
     pub success: bool,
     pub qp_num: u32,
-    /// The key that a received SEND_WITH_INV took away.
-    pub invalidated_rkey: Option<u32>,
+    /// A receive's flags; 0 for anything else.
+    pub flags: u32,
+    /// With the flag that says so: the key that a received SEND_WITH_INV took away.
+    pub invalidated: u32,
 }
 
 impl From<&ibv_wc> for Completion {
     fn from(wc: &ibv_wc) -> Self {
         let success = wc.status == verbs::IBV_WC_SUCCESS;
         let received = success && wc.opcode & verbs::IBV_WC_RECV != 0;
-        let with_inv = received && wc.wc_flags & verbs::IBV_WC_WITH_INV != 0;
         Completion {
             wr_id: wc.wr_id,
             success,
             qp_num: wc.qp_num,
-            // SAFETY: plain numbers share the union; the flag says which it is.
-            invalidated_rkey: with_inv
-                .then_some(unsafe { wc.imm_data_invalidated_rkey_union.invalidated_rkey }),
+            flags: if received { wc.wc_flags } else { 0 },
+            // SAFETY: plain numbers share the union.
+            invalidated: unsafe { wc.imm_data_invalidated_rkey_union.invalidated_rkey },
         }
     }
 }

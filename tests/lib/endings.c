@@ -224,7 +224,7 @@ static void by_the_peer(void)
 	while (!mwctl_poll_cq(house.ctx, it->pair.server.cq, 1, &wc))
 		RC_CHECK(rc_now() < limit);
 	RC_CHECK_EQ(9, wc.wr_id);
-	RC_CHECK(wc.wc_flags & IBV_WC_WITH_INV);
+	RC_CHECK(wc.wc_flags & (house.device.kind == RC_DEVICE_RXE ? IBV_WC_IP_CSUM_OK : IBV_WC_WITH_INV));
 	RC_CHECK_EQ(a.rkey, wc.invalidated_rkey);
 	HOUSE_STATUS(MWCTL_STATUS_STALE_ID, mwctl_grant_info_get(house.ctx, a.grant, &info, sizeof(info)));
 	HOUSE_STATUS(MWCTL_STATUS_STALE_ID, mwctl_revoke(house.ctx, a.grant, 0, NULL));
