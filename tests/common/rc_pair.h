@@ -53,7 +53,7 @@ void rc_device_open(struct rc_device *device);
 void rc_device_close(struct rc_device *device);
 
 /* Ends the process with RC_EXIT_SKIP. */
-_Noreturn void rc_skip(const char *format, ...) __attribute__((format(printf, 1, 2)));
+void rc_skip(const char *format, ...) __attribute__((noreturn, format(printf, 1, 2)));
 
 /* ---- memory ---- */
 
@@ -189,8 +189,8 @@ void rc_pause(int milliseconds);      /* between two looks at a condition */
 	rc_check_memory_at(expected, got, length, #got, __FILE__, __LINE__)
 #define RC_FAIL(...) rc_fail_at(__FILE__, __LINE__, __VA_ARGS__)
 
-_Noreturn void rc_fail_at(const char *file, int line, const char *format, ...)
-	__attribute__((format(printf, 3, 4)));
+void rc_fail_at(const char *file, int line, const char *format, ...)
+	__attribute__((noreturn, format(printf, 3, 4)));
 void rc_check_eq_at(long long expected, long long got, const char *what, const char *file, int line);
 void rc_check_status_at(enum ibv_wc_status expected, enum ibv_wc_status got, const char *what,
 			const char *file, int line);

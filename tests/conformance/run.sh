@@ -9,6 +9,7 @@ set -u
 
 dir=${1:?usage: run.sh BUILD_DIR [NAME…]}
 shift
+[ -d "$dir/tests/conformance" ] && dir=$dir/tests/conformance
 if [ $# -eq 0 ]; then
 	for program in "$dir"/conformance_*; do
 		name=${program##*/conformance_}
