@@ -16,6 +16,9 @@ use crate::window::State;
 /// Grants of other windows before an rkey may be used again, unless the options say otherwise.
 pub const DEFAULT_KEY_DISTANCE: u64 = 1_000_000;
 
+/// A pool that ran empty grows by so many windows.
+const GROWTH: usize = 16;
+
 #[derive(Clone, Copy, Debug, Default)]
 pub struct DomainOptions {
     /// Windows to have ready; a tick tops the pool up to it.
@@ -154,7 +157,7 @@ impl Context {
     pub fn refill(&self, index: u32, ready: usize) -> Result<()> {
         let slot = self.domains.at(index);
         loop {
-            let (pd, limit) = {
+            let pd = {
                 let mut body = slot.body.lock();
                 body.wants_refill = false;
                 if body.pool.ready() >= ready {
@@ -164,19 +167,16 @@ impl Context {
                 if limit != 0 && body.pool.windows >= limit {
                     return Err(Self::exhausted(&body.pool));
                 }
-                (body.pd.ok_or(Status::StaleId)?, limit)
+                body.pd.ok_or(Status::StaleId)?
             };
-            let _ = limit;
             match self.alloc_window(pd, index) {
                 Ok(window) => {
                     let mut body = slot.body.lock();
                     body.pool.windows += 1;
-                    body.pool.at_limit = false;
                     body.pool.give(window, 0);
                 }
                 Err(status) => {
                     let mut body = slot.body.lock();
-                    body.pool.at_limit = true;
                     return Err(match status {
                         Status::DeviceLimit => Self::exhausted(&body.pool),
                         other => other,
@@ -184,6 +184,14 @@ impl Context {
                 }
             }
         }
+    }
+
+    /// Makes an empty pool ready for `more` grants, and by some more for the next, so that windows
+    /// go on taking turns. An error only if none is ready. May wait.
+    pub fn grow(&self, index: u32, more: usize) -> Result<()> {
+        let grown = self.refill(index, more.max(GROWTH));
+        let ready = self.domains.at(index).body.lock().pool.ready();
+        if ready > 0 { Ok(()) } else { grown }
     }
 
     fn exhausted(pool: &Pool) -> Status {

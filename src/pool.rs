@@ -15,8 +15,6 @@ pub struct Pool {
     pub grants: u64,
     /// Windows that belong to the domain, free or bound.
     pub windows: usize,
-    /// The device refused to allocate another.
-    pub at_limit: bool,
 }
 
 impl Pool {

@@ -402,7 +402,7 @@ impl Context {
         let queued = loop {
             match self.queue_regrant(op, grant, owner, &checked) {
                 Err(Status::PoolEmpty) => {
-                    if let Err(status) = self.refill(domain, 1) {
+                    if let Err(status) = self.grow(domain, 1) {
                         break Err(status);
                     }
                 }
