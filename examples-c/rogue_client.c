@@ -279,7 +279,7 @@ static void run_foreign(void)
 		printf("%s\n", ibv_wc_status_str(writers[BAD].error));
 	wait_for_verdict(&scanner, "a dead queue pair");
 	scanner_stop(&scanner);
-	printf("  its windows, on a dead queue pair: %zu of %zu proved gone in %.1f µs (", //
+	printf("  its windows, on a dead queue pair: %zu of %zu proved gone in %.1f µs (",
 	       scanner.revocation.proved, server.windows,
 	       (double)(scanner.revocation.proved_ns - scanner.revocation.decided_ns) / 1e3);
 	printf("%s)\n", scanner.revocation.proofs[MWCTL_PROOF_QP_FENCED] == server.windows ?
@@ -315,7 +315,7 @@ static void print_proofs(const struct outcome *outcomes, size_t n, enum method m
 		if (total == 0)
 			continue;
 		if (method == METHOD_TYPE1 && proof == MWCTL_PROOF_INVALIDATED)
-			printf("    %5zu: The zero-length bind completed.\n", total);
+			printf("    %5zu: the zero-length bind completed\n", total);
 		else
 			printf("    %5zu: %s\n", total, mwctl_proof_text((int32_t)proof));
 	}

@@ -197,7 +197,7 @@ void hammer_run(const struct rc_device *device, size_t windows, uint64_t attempt
 {
 	static struct hammer hammer;
 	struct tally *tally = &hammer.tally;
-	uint64_t spread = attempts / 200 + 1;
+	uint64_t spread = attempts / 2000 + 1;
 	size_t k;
 
 	printf("\n%llu writes by %d clients across revocations of %zu windows each\n\n",

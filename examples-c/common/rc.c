@@ -164,8 +164,8 @@ static void to_rts(const struct rc_device *device, struct ibv_qp *qp, uint32_t t
 	if (error)
 		die("ibv_modify_qp to RTR: %s", strerror(error));
 	attr.qp_state = IBV_QPS_RTS;
-	attr.timeout = 14; /* 67 ms, and seven times more before a silent peer is given up */
-	attr.retry_cnt = 7;
+	attr.timeout = 14; /* 67 ms, and six times more before a silent peer is given up */
+	attr.retry_cnt = 6; /* seven stands for ever with soft-RoCE */
 	attr.rnr_retry = 7;
 	attr.max_rd_atomic = 1;
 	error = ibv_modify_qp(qp, &attr,

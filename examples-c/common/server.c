@@ -253,7 +253,7 @@ static bool bind_and_wait(struct server *server, struct seat *seat, size_t at, u
 		.send_flags = IBV_SEND_SIGNALED,
 		.bind_info = {
 			.mr = server->mr,
-			.addr = length ? seat->base + at * WRITER_TARGET_SIZE : 0,
+			.addr = seat->base + at * WRITER_TARGET_SIZE,
 			.length = length,
 			.mw_access_flags = length ? IBV_ACCESS_REMOTE_WRITE : 0,
 		},
