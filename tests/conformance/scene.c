@@ -28,8 +28,21 @@ static void party_close(struct party *party)
 	rc_memory_close(&party->far);
 }
 
+/* The other profiles imitate devices that differ. */
+static void require_strict_profile(void)
+{
+	struct mwctl_sim_model model;
+
+	if (!mwctl_sim_present())
+		return;
+	RC_CHECK_EQ(0, mwctl_sim_model_get(&model, sizeof(model)));
+	if (model.profile != MWCTL_SIM_PROFILE_STRICT)
+		rc_skip("the rules are those of the sim's strict profile, not of profile %u", model.profile);
+}
+
 void scene_open(struct scene *scene, const struct rc_device *device, const struct rc_options *options)
 {
+	require_strict_profile();
 	memset(scene, 0, sizeof(*scene));
 	scene->device = device;
 	scene->pd = ibv_alloc_pd(device->context);
