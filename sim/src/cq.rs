@@ -23,8 +23,12 @@ use verbs::*;
 /// The queue slot that a completion gives back when it is polled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Slot {
-    /// The send work request of this running number, and those before it.
-    Send(u64),
+    /// So many send work requests, the last of which has this running number.
+    Send {
+        number: u64,
+        slots: u64,
+    },
+    /// The receive of this running number.
     Receive(u64),
     SharedReceive,
     /// It was given back already.

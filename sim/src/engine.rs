@@ -167,7 +167,7 @@ impl Exec {
         }
         self.next = sq.tail();
         self.completed = self.next;
-        qp.sq_freed.fetch_max(self.next, AcqRel);
+        qp.sq_slots.restart(self.next);
         drop(sq);
         self.leave_room(qp);
         self.forget_progress();
@@ -340,11 +340,11 @@ fn finish(qp: &'static Qp, x: &mut Exec, wqe: &Wqe, told: Option<u32>, work: &mu
     x.next += 1;
     x.leave_room(qp);
     x.forget_progress();
+    let slots = x.next - x.completed;
+    let slot = Slot::Send { number, slots };
     match told {
         Some(status) => {
-            let slots = x.next - x.completed;
             x.completed = x.next;
-            let slot = Slot::Send(number);
             let mut cqe = Cqe::new(qp, wqe.wr_id, status, wc_opcode(wqe.opcode), slot);
             if matches!(
                 wqe.opcode,
@@ -352,9 +352,12 @@ fn finish(qp: &'static Qp, x: &mut Exec, wqe: &Wqe, told: Option<u32>, work: &mu
             ) {
                 cqe.byte_len = wqe.length as u32;
             }
-            qp.deliver(cqe, slots, work);
+            qp.deliver(cqe, work);
         }
-        None if qp.frees_at_completion() => qp.give_slot_back(Slot::Send(number)),
+        None if qp.frees_at_completion() => {
+            x.completed = x.next;
+            qp.give_slot_back(slot);
+        }
         None => {}
     }
 }

@@ -159,9 +159,7 @@ impl Post {
 
 /// What the call itself refuses.
 fn check(qp: &Qp, queue: &Sq, wqe: &Wqe, data: &Data) -> Result<(), c_int> {
-    let used =
-        queue.tail().saturating_sub(qp.sq_freed.load(Acquire)).saturating_add(qp.sq_lost.load(Acquire));
-    if used >= queue.capacity {
+    if qp.sq_slots.taken(queue.tail()) >= queue.capacity {
         misuse::report(
             Rule::SqOverflow,
             qp.number(),

@@ -43,13 +43,9 @@ pub struct Qp {
     pub sig_all: AtomicBool,
 
     pub sq: Mutex<Sq>,
-    /// Send work requests before this one have given their slot back.
-    pub sq_freed: AtomicU64,
-    /// Slots that a lost completion will never give back.
-    pub sq_lost: AtomicU64,
+    pub sq_slots: Slots,
     pub rq: Mutex<Rq>,
-    pub rq_freed: AtomicU64,
-    pub rq_lost: AtomicU64,
+    pub rq_slots: Slots,
 
     /// The send queue's execution. Whoever has it runs the queue.
     pub exec: Mutex<Exec>,
@@ -93,6 +89,35 @@ impl Object for Qp {
 
 static POOL: Pool<Qp> = Pool::new(64);
 
+/// Which slots of a queue are taken, beside the running number of what was posted last.
+pub struct Slots {
+    /// What was posted before this was discarded.
+    base: AtomicU64,
+    given_back: AtomicU64,
+}
+
+impl Slots {
+    const fn new() -> Self {
+        Self { base: AtomicU64::new(0), given_back: AtomicU64::new(0) }
+    }
+
+    /// All that was posted up to `tail` is gone; its completions, polled later, do not count.
+    pub fn restart(&self, tail: u64) {
+        self.base.store(tail, Release);
+        self.given_back.store(0, Release);
+    }
+
+    fn give_back(&self, number: u64, slots: u64) {
+        if number >= self.base.load(Acquire) {
+            self.given_back.fetch_add(slots, AcqRel);
+        }
+    }
+
+    pub fn taken(&self, tail: u64) -> u64 {
+        tail.saturating_sub(self.base.load(Acquire)).saturating_sub(self.given_back.load(Acquire))
+    }
+}
+
 /// A place for a queue pair in the table of numbers.
 #[derive(Default)]
 struct Place(Ref<Qp>);
@@ -122,11 +147,9 @@ impl Qp {
             srq: Ref::empty(),
             sig_all: AtomicBool::new(false),
             sq: Mutex::new(Sq::default()),
-            sq_freed: AtomicU64::new(0),
-            sq_lost: AtomicU64::new(0),
+            sq_slots: Slots::new(),
             rq: Mutex::new(Rq::default()),
-            rq_freed: AtomicU64::new(0),
-            rq_lost: AtomicU64::new(0),
+            rq_slots: Slots::new(),
             exec: Mutex::new(Exec::default()),
             pending: AtomicBool::new(false),
             tell_drained: AtomicBool::new(false),
@@ -185,12 +208,8 @@ impl Qp {
     /// A polled completion gives its queue slot back.
     pub fn give_slot_back(&self, slot: Slot) {
         match slot {
-            Slot::Send(n) => {
-                self.sq_freed.fetch_max(n + 1, AcqRel);
-            }
-            Slot::Receive(n) => {
-                self.rq_freed.fetch_max(n + 1, AcqRel);
-            }
+            Slot::Send { number, slots } => self.sq_slots.give_back(number, slots),
+            Slot::Receive(number) => self.rq_slots.give_back(number, 1),
             Slot::SharedReceive => {
                 if let Some(srq) = self.srq.get() {
                     srq.give_slot_back();
@@ -200,20 +219,14 @@ impl Qp {
         }
     }
 
-    /// Delivers a completion, unless a fault keeps it. `slots`: how many queue slots it stands
-    /// for.
-    pub fn deliver(&'static self, mut cqe: Cqe, slots: u64, work: &mut Work) {
-        let sends = matches!(cqe.slot, Slot::Send(_));
+    /// Delivers a completion, unless a fault keeps it. One that is lost keeps its slots for ever.
+    pub fn deliver(&'static self, mut cqe: Cqe, work: &mut Work) {
+        let sends = matches!(cqe.slot, Slot::Send { .. });
         let cq = if sends { &self.send_cq } else { &self.recv_cq };
         let Some(cq) = cq.get() else {
             return;
         };
         if fault::strike(Fault::LoseCompletion, &[self.number()]).is_some() {
-            match cqe.slot {
-                Slot::Send(_) => self.sq_lost.fetch_add(slots, AcqRel),
-                Slot::Receive(_) => self.rq_lost.fetch_add(slots, AcqRel),
-                Slot::SharedReceive | Slot::None => 0,
-            };
             return;
         }
         if self.frees_at_completion() {
@@ -344,9 +357,8 @@ pub unsafe fn make(request: Request) -> Result<&'static Qp, c_int> {
     qp.sig_all.store(attr.sq_sig_all != 0, Relaxed);
     *qp.sq.lock() = Sq::new(cap.max_send_wr, cap.max_send_sge, cap.max_inline_data);
     *qp.rq.lock() = Rq { ring: Ring::new(cap.max_recv_wr, cap.max_recv_sge), ..Rq::default() };
-    for count in [&qp.sq_freed, &qp.sq_lost, &qp.rq_freed, &qp.rq_lost] {
-        count.store(0, Release);
-    }
+    qp.sq_slots.restart(0);
+    qp.rq_slots.restart(0);
     *qp.exec.lock() = Exec::default();
     qp.pending.store(false, Release);
     qp.tell_drained.store(false, Release);

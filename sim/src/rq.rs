@@ -202,7 +202,7 @@ impl Rq {
             let mut cqe = Cqe::new(qp, current.wr_id, status, IBV_WC_RECV, current.slot);
             cqe.byte_len = current.filled as u32;
             fill(&mut cqe);
-            qp.deliver(cqe, 1, work);
+            qp.deliver(cqe, work);
         }
     }
 
@@ -213,7 +213,7 @@ impl Rq {
         while let Some((wr_id, n)) = self.ring.pop(&mut sges) {
             let slot = Slot::Receive(n);
             let cqe = Cqe::new(qp, wr_id, IBV_WC_WR_FLUSH_ERR, IBV_WC_RECV, slot);
-            qp.deliver(cqe, 1, work);
+            qp.deliver(cqe, work);
         }
         self.sges = sges;
         self.kick_waiters(qp, work);
@@ -232,7 +232,7 @@ impl Rq {
             qp.give_slot_back(current.slot);
         }
         self.ring.head = self.ring.tail;
-        qp.rq_freed.fetch_max(self.ring.tail, AcqRel);
+        qp.rq_slots.restart(self.ring.tail);
         self.established = false;
         self.kick_waiters(qp, work);
     }
@@ -259,8 +259,7 @@ pub unsafe fn post(
         if wr.num_sge < 0 || wr.num_sge as u32 > ring.max_sge {
             return Err(libc::EINVAL);
         }
-        let used = ring.tail - qp.rq_freed.load(Acquire) + qp.rq_lost.load(Acquire);
-        if used >= ring.capacity {
+        if qp.rq_slots.taken(ring.tail) >= ring.capacity {
             misuse::report(
                 Rule::RqOverflow,
                 qp.number(),
