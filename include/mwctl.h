@@ -150,7 +150,7 @@ enum mwctl_status
   MWCTL_STATUS_PEER_LEAVING = 64,
   // No open grant answers to this.
   MWCTL_STATUS_NO_GRANT = 65,
-  // The deadline passed; the grant's id stays valid and must be revoked.
+  // The deadline passed; what the result's id names, if any, is open and must be revoked.
   MWCTL_STATUS_TIMED_OUT = 80,
   // Not proved: the right may still be usable.
   MWCTL_STATUS_OPEN = 81,
@@ -491,6 +491,14 @@ typedef struct mwctl_request {
   uint32_t reserved;
 } mwctl_request;
 
+// One step of mwctl_transfer.
+typedef struct mwctl_move {
+  // The grant to end.
+  uint64_t grant;
+  // The right to hand out once that is proved gone.
+  struct mwctl_request to;
+} mwctl_move;
+
 // A prepared chain between prepare and commit or abort.
 typedef struct mwctl_token {
   uint64_t id;
@@ -821,6 +829,29 @@ mwctl_status mwctl_revoke_range_start(struct mwctl_context *ctx,
                                       int32_t kill,
                                       mwctl_done_fn on_done,
                                       void *user);
+
+// Moves rights from one client to another, for a new leader or a failover: each new right is
+// bound only after the proof that the grant in its place is gone, so that the two never hold it
+// together. `results`, which may be NULL, has room for 2n: the new grants in the order of the
+// moves, then the revocations. Without a proof the new client gets nothing (NOT_POSTED). Returns
+// the first status that is no success.
+// May wait.
+mwctl_status mwctl_transfer(struct mwctl_context *ctx,
+                            const struct mwctl_move *steps,
+                            size_t n,
+                            uint64_t timeout_us,
+                            int32_t kill,
+                            struct mwctl_result *results);
+
+// The same, ending in a callback with 2n results.
+// Never waits.
+mwctl_status mwctl_transfer_start(struct mwctl_context *ctx,
+                                  const struct mwctl_move *steps,
+                                  size_t n,
+                                  uint64_t timeout_us,
+                                  int32_t kill,
+                                  mwctl_done_fn on_done,
+                                  void *user);
 
 // Binds for the application to post itself, for one client: fills wrs[0..n-1], linked by next,
 // the last one's next NULL for the application to continue. Each result has id and rkey at once;

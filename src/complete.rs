@@ -7,7 +7,7 @@ use crate::context::Context;
 use crate::device::{AsyncEvent, Completion};
 use crate::event::{Event, EventKind};
 use crate::id;
-use crate::op::Outcome;
+use crate::op::{Follows, Outcome};
 use crate::peer::{Life, PeerBody};
 use crate::stats::count;
 use crate::status::{Proof, Status};
@@ -130,8 +130,13 @@ impl Context {
         if outcome.status == Status::Open {
             count(&self.counters.reported_open);
         }
-        if self.ops.at(waiter.op).end_item(waiter.item, outcome) {
-            self.op_done(waiter.op);
+        match self.ops.at(waiter.op).end_item(waiter.item, outcome) {
+            Follows::Nothing => {}
+            Follows::Done => self.op_done(waiter.op),
+            Follows::Bind(item) => {
+                self.to_bind.lock().push_back(Waiter { op: waiter.op, item });
+                self.raise();
+            }
         }
     }
 

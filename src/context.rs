@@ -17,7 +17,7 @@ use crate::region::Region;
 use crate::slab::{Index24, Recycled, Slab};
 use crate::stats::Counters;
 use crate::status::{Result, Status};
-use crate::window::Window;
+use crate::window::{Waiter, Window};
 
 /// Bytes that one bind may cover: what every provider accepts.
 pub const MAX_BIND: u64 = 2 << 30;
@@ -87,6 +87,8 @@ pub struct Context {
     pub signal: Signal,
     /// Peers with windows to deallocate.
     pub to_fence: Mutex<std::collections::VecDeque<u32>>,
+    /// Grants' items of transfers whose turn has come.
+    pub to_bind: Mutex<std::collections::VecDeque<Waiter>>,
     /// Operations whose callback is due.
     pub to_call: Mutex<std::collections::VecDeque<u32>>,
     pub events: Mutex<std::collections::VecDeque<Event>>,
@@ -137,6 +139,7 @@ impl Context {
             wr_ids: WrIds::new(random.next()),
             signal: Signal::new().ok_or(Status::NoMemory)?,
             to_fence: Mutex::default(),
+            to_bind: Mutex::default(),
             to_call: Mutex::default(),
             events: Mutex::default(),
             dropped: Mutex::default(),

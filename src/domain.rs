@@ -176,7 +176,7 @@ impl Context {
                     body.pool.give(window, 0);
                 }
                 Err(status) => {
-                    let mut body = slot.body.lock();
+                    let body = slot.body.lock();
                     return Err(match status {
                         Status::DeviceLimit => Self::exhausted(&body.pool),
                         other => other,

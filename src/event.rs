@@ -137,6 +137,7 @@ impl Context {
         let mut idle = 0u32;
         while !op.is_done() {
             self.run_fences();
+            self.run_transfers(true);
             let mut progress = false;
             for queue in queues.iter() {
                 progress |= self.poll_for_us(*queue);
@@ -156,7 +157,7 @@ impl Context {
             idle += 1;
             self.retry_posts();
             if queues.is_empty() {
-                self.sleep(|| op.is_done() || !self.to_fence.lock().is_empty(), deadline);
+                self.sleep(|| op.is_done() || self.has_work(), deadline);
             } else if idle < SPINS {
                 std::hint::spin_loop();
             } else {
@@ -187,7 +188,13 @@ impl Context {
         if now_or_never(self.next_deadline.load(Ordering::Acquire)) {
             self.expire_all();
         }
+        self.run_transfers(false);
         self.run_callbacks();
+    }
+
+    /// Deallocations and binds that somebody has to do.
+    fn has_work(&self) -> bool {
+        !self.to_fence.lock().is_empty() || !self.to_bind.lock().is_empty()
     }
 
     /// Calls back for the operations that ended and the events that happened, each once.
@@ -240,6 +247,7 @@ impl Context {
         if now_or_never(self.next_deadline.load(Ordering::Acquire)) {
             self.expire_all();
         }
+        self.run_transfers(true);
         self.retry_posts();
         self.refill_some(REFILL_PER_TICK);
         self.run_callbacks();

@@ -12,7 +12,7 @@ use crate::peer::{Life, PeerBody};
 use crate::stats::count;
 use crate::status::{Proof, Status};
 use crate::time::now_ns;
-use crate::window::{State, Waiter};
+use crate::window::{NONE, State, Waiter};
 
 /// What a QP's state means for windows with a request outstanding.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -160,15 +160,19 @@ impl Context {
 
     /// Ends what an operation has left open: climbs the ladder for each of its items.
     pub fn expire(&self, index: u32) {
-        let (items, kill) = {
+        let (items, kill, queues) = {
             let body = self.ops.at(index).body.lock();
             if body.phase != Phase::Active || body.deadline > now_ns() {
                 return;
             }
             let open = body.items.iter().enumerate().filter(|(_, item)| !item.done);
             let items: Vec<_> = open.map(|(at, item)| (at as u32, item.window, item.generation)).collect();
-            (items, body.kill)
+            (items, body.kill, body.queues.clone())
         };
+        // What has completed by now is no reason for anything.
+        for queue in queues {
+            self.poll_for_us(queue);
+        }
         for (item, window, generation) in items {
             self.expire_item(Waiter { op: index, item }, window, generation, kill);
         }
@@ -176,6 +180,11 @@ impl Context {
     }
 
     fn expire_item(&self, waiter: Waiter, window_index: u32, generation: u32, kill: Kill) {
+        if window_index == NONE {
+            // The second half of a transfer, whose turn did not come in time.
+            self.end_item(waiter, Outcome::failed(0, Status::NotPosted));
+            return;
+        }
         let window = self.windows.at(window_index);
         let index = window.peer();
         let Some(peer) = self.peers.get(index) else { return };

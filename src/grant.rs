@@ -71,12 +71,7 @@ impl Context {
 
     /// Takes a window for the request and enters the grant into the tables; its bind is not
     /// posted. The peer's lock is held.
-    pub fn place(
-        &self,
-        checked: &Checked,
-        body: &mut PeerBody,
-        waiter: Option<Waiter>,
-    ) -> Result<(u32, u64, u32)> {
+    pub fn place(&self, checked: &Checked, body: &mut PeerBody) -> Result<(u32, u64, u32)> {
         let request = &checked.request;
         self.peer(request.peer)?;
         self.check_peer(body, request.access)?;
@@ -100,7 +95,7 @@ impl Context {
             addr: request.addr,
             length: request.length,
         });
-        window.set_bind_waiter(waiter);
+        window.set_bind_waiter(None);
         self.list(body, index);
         self.peers.at(checked.peer).grid.insert(index, request.addr, request.length);
         region.grid.insert(index, request.addr, request.length);
@@ -175,13 +170,26 @@ impl Context {
 
     fn queue_grant(&self, op: u32, checked: &Checked) -> Result<()> {
         let mut body = self.peers.at(checked.peer).body.lock();
-        let (window, grant, _) = self.place(checked, &mut body, None)?;
+        let (window, grant, _) = self.place(checked, &mut body)?;
         let generation = self.windows.at(window).right().generation;
         let item = self.ops.at(op).add_item(window, generation, grant);
-        self.windows.at(window).set_bind_waiter(Some(Waiter { op, item }));
         self.await_queue(op, &body);
-        body.pending.push_back(Work { window, kind: Kind::Bind });
+        self.push_bind(Waiter { op, item }, window, &mut body);
         Ok(())
+    }
+
+    /// The same for an item that is there already.
+    pub fn queue_bind(&self, waiter: Waiter, checked: &Checked, body: &mut PeerBody) -> Result<()> {
+        let (window, grant, _) = self.place(checked, body)?;
+        let generation = self.windows.at(window).right().generation;
+        self.ops.at(waiter.op).body.lock().set_window(waiter.item, window, generation, grant);
+        self.push_bind(waiter, window, body);
+        Ok(())
+    }
+
+    pub fn push_bind(&self, waiter: Waiter, window: u32, body: &mut PeerBody) {
+        self.windows.at(window).set_bind_waiter(Some(waiter));
+        body.pending.push_back(Work { window, kind: Kind::Bind });
     }
 
     /// A waiting call polls the queue where this peer's completions come, if it may.
@@ -219,7 +227,7 @@ impl Context {
         let mut works = Vec::with_capacity(requests.len());
         let mut failed = None;
         for (checked, outcome) in checked.iter().zip(out.iter_mut()) {
-            match self.place(checked, &mut body, None) {
+            match self.place(checked, &mut body) {
                 Ok((window, grant, rkey)) => {
                     self.windows.at(window).prepared.store(true, Ordering::Relaxed);
                     *outcome = Outcome::granted(grant, rkey);

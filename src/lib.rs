@@ -29,4 +29,5 @@ mod stats;
 mod status;
 mod table;
 mod time;
+mod transfer;
 mod window;

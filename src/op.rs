@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use parking_lot::Mutex;
 
+use crate::grant::Request;
 use crate::status::{Proof, Status};
 use crate::window::Waiter;
 
@@ -86,6 +87,9 @@ pub struct OpBody {
     pub callback: Option<Callback>,
     /// Indexes of the CQs on which its completions come.
     pub queues: Vec<u32>,
+    /// Of a transfer: the rights to hand out. Their items come first, then as many revocations,
+    /// whose proofs they wait for.
+    pub moves: Vec<Request>,
     /// When all items have ended, this peer is to be taken off the books.
     pub detaches: Option<u32>,
 }
@@ -115,6 +119,7 @@ impl Op {
         body.items.clear();
         body.outcomes.clear();
         body.queues.clear();
+        body.moves.clear();
         self.done.store(0, Ordering::Release);
     }
 
@@ -147,16 +152,20 @@ impl Op {
         self.finish_if_last(&mut body)
     }
 
-    /// Ends an item unless it has ended. Returns whether the operation is done now.
-    pub fn end_item(&self, item: u32, outcome: Outcome) -> bool {
+    /// Ends an item unless it has ended, and says what follows.
+    pub fn end_item(&self, item: u32, outcome: Outcome) -> Follows {
         let mut body = self.body.lock();
-        let Some(entry) = body.items.get_mut(item as usize) else { return false };
-        if std::mem::replace(&mut entry.done, true) {
-            return false;
+        if !body.end(item, outcome) {
+            return Follows::Nothing;
         }
-        body.outcomes[item as usize] = outcome;
-        body.remaining -= 1;
-        self.finish_if_last(&mut body)
+        let moves = body.moves.len() as u32;
+        if let Some(next) = item.checked_sub(moves).filter(|_| moves > 0) {
+            if outcome.status == Status::Ok {
+                return Follows::Bind(next);
+            }
+            body.end(next, Outcome::failed(0, Status::NotPosted));
+        }
+        if self.finish_if_last(&mut body) { Follows::Done } else { Follows::Nothing }
     }
 
     fn finish_if_last(&self, body: &mut OpBody) -> bool {
@@ -177,7 +186,35 @@ impl Op {
     }
 }
 
+/// What follows from the end of an item.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Follows {
+    Nothing,
+    /// The operation is done.
+    Done,
+    /// The grant of this item is next.
+    Bind(u32),
+}
+
 impl OpBody {
+    /// Ends an item. False if it had ended, or isn't there.
+    fn end(&mut self, item: u32, outcome: Outcome) -> bool {
+        match self.items.get_mut(item as usize) {
+            Some(entry) if !entry.done => entry.done = true,
+            _ => return false,
+        }
+        self.outcomes[item as usize] = outcome;
+        self.remaining -= 1;
+        true
+    }
+
+    /// What waits for an item's window from now on.
+    pub fn set_window(&mut self, item: u32, window: u32, generation: u32, grant: u64) {
+        let entry = &mut self.items[item as usize];
+        (entry.window, entry.generation) = (window, generation);
+        self.outcomes[item as usize].grant = grant;
+    }
+
     /// The first outcome that is no success.
     pub fn status(&self) -> Status {
         let failed = self.outcomes.iter().find(|o| o.status != Status::Ok);

@@ -114,7 +114,7 @@ impl Context {
         result
     }
 
-    fn wait_for_all(&self, op: u32, read: impl FnOnce(&[Outcome])) -> Result<()> {
+    pub fn wait_for_all(&self, op: u32, read: impl FnOnce(&[Outcome])) -> Result<()> {
         let mut status = Status::Ok;
         self.wait(op, |body, outcomes| {
             read(outcomes);
@@ -123,7 +123,7 @@ impl Context {
         if status == Status::Ok { Ok(()) } else { Err(status) }
     }
 
-    fn check_waiting_revoke(&self, grant: u64) -> Result<()> {
+    pub fn check_waiting_revoke(&self, grant: u64) -> Result<()> {
         match id::parse(id::Kind::Grant, grant) {
             Some((window, _)) if (window as usize) < self.windows.len() => self.check_waiting_window(window),
             _ => Ok(()),
@@ -151,12 +151,16 @@ impl Context {
             }
         }
         for grant in grants {
-            if let Some((window, _)) = id::parse(id::Kind::Grant, *grant) {
-                self.pump_owner(window);
-            }
+            self.pump_owner_of(*grant);
         }
         self.end_begin(op);
         Ok(op)
+    }
+
+    pub fn pump_owner_of(&self, grant: u64) {
+        if let Some((window, _)) = id::parse(id::Kind::Grant, grant) {
+            self.pump_owner(window);
+        }
     }
 
     /// Posts what the revocation of a window has put in line.
@@ -169,7 +173,7 @@ impl Context {
     }
 
     /// Adds one grant to a revocation and puts its LOCAL_INV in line; nothing is posted yet.
-    fn add_grant(&self, op: u32, grant: u64) -> Result<()> {
+    pub fn add_grant(&self, op: u32, grant: u64) -> Result<()> {
         let (window, generation) = id::parse(id::Kind::Grant, grant).ok_or(Status::StaleId)?;
         if window as usize >= self.windows.len() {
             return Err(Status::StaleId);
@@ -301,7 +305,7 @@ impl Context {
         if body.budget - body.used < 2 {
             return Err(Status::QueueFull);
         }
-        let (window, id, rkey) = self.place(&checked, &mut body, None)?;
+        let (window, id, rkey) = self.place(&checked, &mut body)?;
         self.windows.at(window).prepared.store(true, Ordering::Relaxed);
         works.push(Work { window, kind: Kind::Bind });
         *out = Outcome::granted(id, rkey);
@@ -431,13 +435,12 @@ impl Context {
         if !matches!(right.state, State::Valid | State::Binding) {
             return Err(Status::InProgress);
         }
-        let (window, id, _) = self.place(checked, &mut body, None)?;
+        let (window, id, _) = self.place(checked, &mut body)?;
         self.attach(op, owner, &mut body, old, Some(generation))?;
         self.start_revoke(owner, &mut body, old);
         let fresh = self.windows.at(window).right().generation;
         let item = self.ops.at(op).add_item(window, fresh, id);
-        self.windows.at(window).set_bind_waiter(Some(Waiter { op, item }));
-        body.pending.push_back(Work { window, kind: Kind::Bind });
+        self.push_bind(Waiter { op, item }, window, &mut body);
         self.pump(owner, &mut body);
         Ok(())
     }

@@ -94,7 +94,7 @@ pub enum Status {
     /// No open grant answers to this.
     NoGrant = 65,
 
-    /// The deadline passed; the grant's id stays valid and must be revoked.
+    /// The deadline passed; what the result's id names, if any, is open and must be revoked.
     TimedOut = 80,
     /// Not proved: the right may still be usable.
     Open = 81,
@@ -196,7 +196,7 @@ texts!(Status {
     PeerDead: c"the queue pair is in an error state",
     PeerLeaving: c"the peer is being detached",
     NoGrant: c"no open grant answers to this",
-    TimedOut: c"the deadline passed; the grant's id stays valid and must be revoked",
+    TimedOut: c"the deadline passed; what the result's id names, if any, is open and must be revoked",
     Open: c"not proved: the right may still be usable",
     BindFailed: c"the bind completed with an error",
     PostFailed: c"the post failed",

@@ -17,6 +17,8 @@ mod grant;
 
 mod revoke;
 
+mod transfer;
+
 mod prepare;
 
 mod completion;

@@ -226,6 +226,16 @@ pub struct mwctl_request {
     pub reserved: u32,
 }
 
+/// One step of mwctl_transfer.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct mwctl_move {
+    /// The grant to end.
+    pub grant: u64,
+    /// The right to hand out once that is proved gone.
+    pub to: mwctl_request,
+}
+
 /// What the deadline of a revocation may do to a queue pair whose LOCAL_INV does not complete.
 #[repr(i32)]
 #[derive(Clone, Copy)]
