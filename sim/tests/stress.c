@@ -22,14 +22,14 @@ static unsigned int scale(void)
 
 struct side {
 	struct rc_end *end;
-	struct rc_memory *memory;
+	struct rc_memory out, in;
 	unsigned int messages;
 };
 
 static void *talk(void *argument)
 {
 	struct side *side = argument;
-	struct ibv_sge sge = { (uintptr_t)side->memory->at, 3000, side->memory->mr->lkey };
+	struct ibv_sge sge = { (uintptr_t)side->out.at, 3000, side->out.mr->lkey };
 	struct ibv_send_wr wr = { .wr_id = 1, .opcode = IBV_WR_SEND, .sg_list = &sge, .num_sge = 1,
 				  .send_flags = IBV_SEND_SIGNALED };
 	unsigned int sent = 0, received = 0, posted = 0, in_flight = 0;
@@ -38,7 +38,7 @@ static void *talk(void *argument)
 
 	while (sent < side->messages || received < side->messages) {
 		if (posted < side->messages && posted - received < 16) {
-			rc_post_recv(side->end, side->memory, 2);
+			rc_post_recv(side->end, &side->in, 2);
 			posted++;
 		}
 		if (sent + in_flight < side->messages && in_flight < 16) {
@@ -61,21 +61,23 @@ static void *talk(void *argument)
 
 static void each_other(void)
 {
-	struct rc_memory memory[2];
+	struct side side[2] = { { .messages = 10000 * scale() }, { .messages = 10000 * scale() } };
 	struct rc_pair pair;
-	struct side side[2] = { { &pair.server, &memory[0], 20000 * scale() },
-				{ &pair.client, &memory[1], 20000 * scale() } };
 	pthread_t thread[2];
 	int i;
 
 	rc_pair_open(&pair, &device, NULL);
 	for (i = 0; i < 2; i++) {
-		rc_memory_open(&memory[i], pair.server.pd, 4096, IBV_ACCESS_LOCAL_WRITE);
-		RC_CHECK_EQ(0, pthread_create(&thread[i], NULL, talk, &side[i]));
+		side[i].end = i ? &pair.client : &pair.server;
+		rc_memory_open(&side[i].out, pair.server.pd, 4096, IBV_ACCESS_LOCAL_WRITE);
+		rc_memory_open(&side[i].in, pair.server.pd, 4096, IBV_ACCESS_LOCAL_WRITE);
 	}
+	for (i = 0; i < 2; i++)
+		RC_CHECK_EQ(0, pthread_create(&thread[i], NULL, talk, &side[i]));
 	for (i = 0; i < 2; i++) {
 		RC_CHECK_EQ(0, pthread_join(thread[i], NULL));
-		rc_memory_close(&memory[i]);
+		rc_memory_close(&side[i].out);
+		rc_memory_close(&side[i].in);
 	}
 	rc_pair_close(&pair);
 	rc_ok("two threads that send to each other, each waiting for the other's receives");
