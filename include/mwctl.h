@@ -150,6 +150,8 @@ enum mwctl_status
   MWCTL_STATUS_PEER_LEAVING = 64,
   // No open grant answers to this.
   MWCTL_STATUS_NO_GRANT = 65,
+  // The queue pair or its completion queue belongs to another thread.
+  MWCTL_STATUS_WRONG_THREAD = 66,
   // The deadline passed; what the result's id names, if any, is open and must be revoked.
   MWCTL_STATUS_TIMED_OUT = 80,
   // Not proved: the right may still be usable.
@@ -429,10 +431,16 @@ typedef struct mwctl_peer_options {
   // For polling YOURS: the thread that polls, as pthread_self() returns it. A waiting call on
   // that thread is refused with WOULD_DEADLOCK. 0: not declared.
   uint64_t polling_thread;
+  // For a queue pair or CQ whose provider's locks are off (a thread domain, a single-threaded
+  // CQ): the thread that posts and polls, as pthread_self() returns it. Others are refused with
+  // WRONG_THREAD, or what they ask for waits for the owner: below. 0: any thread may.
+  uint64_t owner_thread;
+  // 1: what other threads ask for is posted by the owner's next mwctl_tick, mwctl_poll_cq or
+  // mwctl_take_wc; the event fd tells it.
+  uint32_t queue_for_owner;
   // For a queue pair of ibv_create_qp_ex with send_ops_flags: 1, and the flags below. A queue
   // pair created without BIND_MW and LOCAL_INV has a send queue too small for them.
   uint32_t declares_send_ops;
-  uint32_t reserved;
   uint64_t send_ops_flags;
 } mwctl_peer_options;
 
@@ -569,6 +577,17 @@ int64_t mwctl_next_timeout(struct mwctl_context *ctx);
 // Never waits for the network or another thread; makes kernel calls where something has to be
 // allocated or deallocated.
 mwctl_status mwctl_tick(struct mwctl_context *ctx);
+
+// Starts a thread that ticks when something is due, for a program without a loop: with it
+// deadlines hold though nobody calls. Callbacks may then come on that thread, which has all
+// signals blocked. ALREADY_ATTACHED if it runs. Ends with mwctl_service_stop, or the context.
+// Never waits.
+mwctl_status mwctl_service_start(struct mwctl_context *ctx);
+
+// Ends the thread and waits until it has. Nothing happens without one; from a callback on that
+// thread WOULD_DEADLOCK.
+// May wait.
+mwctl_status mwctl_service_stop(struct mwctl_context *ctx);
 
 // A sentence for a status, never NULL; static.
 // Never waits.

@@ -14,6 +14,7 @@ use crate::keys::Random;
 use crate::op::Op;
 use crate::peer::Peer;
 use crate::region::Region;
+use crate::service::Service;
 use crate::slab::{Index24, Recycled, Slab};
 use crate::stats::Counters;
 use crate::status::{Result, Status};
@@ -102,6 +103,10 @@ pub struct Context {
     pub fatal: AtomicBool,
     poisoned: AtomicBool,
 
+    /// Held while a peer is entered, so that no queue pair is entered twice.
+    pub attaching: Mutex<()>,
+    pub service: Mutex<Option<Service>>,
+
     pub counters: Counters,
     pub random: Mutex<Random>,
     /// Work requests are built here; taken and put back, so that few are made.
@@ -147,6 +152,8 @@ impl Context {
             next_deadline: AtomicU64::new(u64::MAX),
             fatal: AtomicBool::new(false),
             poisoned: AtomicBool::new(false),
+            attaching: Mutex::default(),
+            service: Mutex::default(),
             counters: Counters::default(),
             random: Mutex::new(random),
             scratch: Mutex::default(),

@@ -10,6 +10,7 @@ use verbs::{ibv_cq, ibv_wc};
 use crate::context::Context;
 use crate::device::{Completion, Cq, Errno};
 use crate::id;
+use crate::peer::this_thread;
 use crate::slab::Slab;
 use crate::stats::count;
 use crate::status::{Result, Status};
@@ -28,6 +29,8 @@ pub enum Mode {
 struct QueueBody {
     mode: Mode,
     peers: usize,
+    /// The only thread that may poll it; 0: any.
+    owner: u64,
     /// Completions of the application that a waiting call of ours took off the queue.
     kept: VecDeque<ibv_wc>,
 }
@@ -88,7 +91,7 @@ impl Queues {
     }
 
     /// One more peer uses the queue, in this mode.
-    pub fn enter(&self, cq: Cq, mode: Mode) -> Result<u32> {
+    pub fn enter(&self, cq: Cq, mode: Mode, owner: u64) -> Result<u32> {
         let _entering = self.enter.lock();
         let index = match self.find(cq.raw()) {
             Some(index) => index,
@@ -98,7 +101,11 @@ impl Queues {
         if body.peers > 0 && body.mode != mode {
             return Err(Status::PollingMode);
         }
+        if body.peers > 0 && body.owner != owner {
+            return Err(Status::WrongThread);
+        }
         body.mode = mode;
+        body.owner = owner;
         body.peers += 1;
         Ok(index)
     }
@@ -182,7 +189,8 @@ impl Context {
     pub fn poll_for_us(&self, index: u32) -> bool {
         let queue = self.queues.at(index);
         let mut body = queue.body.lock();
-        if body.mode != Mode::Ours || body.peers == 0 {
+        let foreign = body.owner != 0 && body.owner != this_thread();
+        if body.mode != Mode::Ours || body.peers == 0 || foreign {
             return false;
         }
         // SAFETY: a queue with peers lives: it is theirs until they are detached.
@@ -204,7 +212,7 @@ impl Context {
             }
         }
         if body.kept.len() > kept_before {
-            self.raise();
+            self.raise_fd();
         }
         got > 0
     }

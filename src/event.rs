@@ -41,6 +41,8 @@ pub enum EventKind {
 pub struct Signal {
     fd: OwnedFd,
     raised: AtomicBool,
+    /// There is something for the service thread.
+    work: AtomicBool,
     sleepers: AtomicU32,
     lock: Mutex<()>,
     wake: Condvar,
@@ -59,6 +61,7 @@ impl Signal {
         Some(Signal {
             fd,
             raised: AtomicBool::new(false),
+            work: AtomicBool::new(false),
             sleepers: AtomicU32::new(0),
             lock: Mutex::new(()),
             wake: Condvar::new(),
@@ -70,6 +73,8 @@ impl Signal {
 const SPINS: u32 = 2000;
 /// Pools are topped up by so many windows a tick.
 const REFILL_PER_TICK: usize = 64;
+/// Of the service thread, in nanoseconds.
+const LONGEST_SLEEP: u64 = 60_000_000_000;
 const NAP: Duration = Duration::from_micros(50);
 
 impl Context {
@@ -77,15 +82,22 @@ impl Context {
         self.signal.fd.as_raw_fd()
     }
 
-    /// Makes the event fd readable and wakes the waiting calls: there is something to do.
+    /// There is something to do: makes the event fd readable, wakes the waiting calls and the
+    /// service thread.
     pub fn raise(&self) {
+        self.signal.work.store(true, Ordering::Release);
+        self.raise_fd();
+        self.wake_sleepers();
+    }
+
+    /// There is something that only the application can do.
+    pub fn raise_fd(&self) {
         if !self.signal.raised.swap(true, Ordering::AcqRel) {
             let one = 1u64.to_ne_bytes();
             // SAFETY: eight bytes to an eventfd of ours. It can't fail but by a full counter,
             // and then it is readable.
             unsafe { libc::write(self.event_fd(), one.as_ptr().cast(), one.len()) };
         }
-        self.wake_sleepers();
     }
 
     fn lower(&self) {
@@ -165,14 +177,10 @@ impl Context {
                 self.sleep(|| op.is_done(), nap.min(deadline));
             }
         }
-        let detaches = {
+        {
             let mut body = op.body.lock();
             body.queues = queues;
             read(&body, &body.outcomes);
-            body.detaches.filter(|_| body.status() == Status::Ok)
-        };
-        if let Some(peer) = detaches {
-            let _ = self.peer_forget(peer);
         }
         self.end_op(index);
         self.run_callbacks();
@@ -189,6 +197,7 @@ impl Context {
             self.expire_all();
         }
         self.run_transfers(false);
+        self.retry_posts();
         self.run_callbacks();
     }
 
@@ -211,14 +220,14 @@ impl Context {
 
     fn call_back(&self, index: u32) {
         let op = self.ops.at(index);
-        let (callback, mut outcomes, status, detaches) = {
+        let (callback, mut outcomes, mut status, detaches) = {
             let mut body = op.body.lock();
             let status = body.status();
             let detaches = body.detaches.take();
             (body.callback.take(), std::mem::take(&mut body.outcomes), status, detaches)
         };
         if let Some(peer) = detaches.filter(|_| status == Status::Ok) {
-            let _ = self.peer_forget(peer);
+            status = Status::from(self.peer_forget(peer));
         }
         if let Some(callback) = callback {
             (callback.call)(callback.words[0], callback.words[1], status, &outcomes);
@@ -252,8 +261,22 @@ impl Context {
         self.refill_some(REFILL_PER_TICK);
         self.run_callbacks();
         if self.queues.any_kept() {
-            self.raise();
+            self.raise_fd();
         }
+    }
+
+    /// One round of the service thread: does what is due, then sleeps until there is more.
+    pub fn serve(&self, stopped: &AtomicBool) {
+        self.tick();
+        let next = self.next_deadline.load(Ordering::Acquire);
+        let earlier = || self.next_deadline.load(Ordering::Acquire) < next;
+        let work = || stopped.load(Ordering::Acquire) || self.signal.work.swap(false, Ordering::AcqRel);
+        self.sleep(|| work() || earlier(), next.min(now_ns() + LONGEST_SLEEP));
+    }
+
+    /// Lets the service thread look again.
+    pub fn wake_service(&self) {
+        self.wake_sleepers();
     }
 
     /// Nanoseconds until `tick` has something to do; `None`: nothing is planned.

@@ -63,6 +63,7 @@ impl Context {
         if body.leaving {
             return Err(Status::PeerLeaving);
         }
+        self.check_thread(body)?;
         if access & !body.access != 0 {
             return Err(Status::AccessMissingOnQp);
         }
@@ -108,7 +109,9 @@ impl Context {
         let op = self.ops.take().ok_or(Status::TooMany)?;
         let deadline = self.deadline(timeout_us);
         self.ops.at(op).begin(deadline, kill, callback);
-        self.next_deadline.fetch_min(deadline, Ordering::SeqCst);
+        if self.next_deadline.fetch_min(deadline, Ordering::SeqCst) > deadline {
+            self.wake_service();
+        }
         Ok(op)
     }
 

@@ -24,6 +24,7 @@ mod pool;
 mod post;
 mod region;
 mod revoke;
+mod service;
 mod slab;
 mod stats;
 mod status;

@@ -91,7 +91,7 @@ pub struct OpBody {
     /// whose proofs they wait for.
     pub moves: Vec<Request>,
     /// When all items have ended, this peer is to be taken off the books.
-    pub detaches: Option<u32>,
+    pub detaches: Option<u64>,
 }
 
 #[derive(Default)]

@@ -12,7 +12,7 @@ use crate::cq::Mode;
 use crate::device::{Cq, Qp};
 use crate::grid::Grid;
 use crate::id::{self, Kind};
-use crate::op::{Callback, Kill, Outcome};
+use crate::op::{Callback, Kill};
 use crate::status::{Result, Status};
 use crate::window::NONE;
 
@@ -24,6 +24,12 @@ pub struct PeerOptions {
     pub mode: Mode,
     /// For a QP of `ibv_create_qp_ex`: the `send_ops_flags` it was created with.
     pub send_ops_flags: Option<u64>,
+    /// The only thread that may post and poll, for queue pairs whose provider's locks are off; 0:
+    /// any may.
+    pub owner_thread: u64,
+    /// What another thread asks for waits for the owner's next tick or poll, instead of being
+    /// refused.
+    pub queue_for_owner: bool,
     /// The thread that polls in mode `Yours`, as `pthread_self` names it; 0: not declared.
     pub polling_thread: u64,
 }
@@ -56,6 +62,8 @@ pub struct PeerBody {
     pub recv_queue: u32,
     pub mode: Mode,
     pub polling_thread: u64,
+    owner_thread: u64,
+    queue_for_owner: bool,
     /// The rights that the QP lets in.
     pub access: u32,
     pub signal_all: bool,
@@ -86,6 +94,19 @@ pub struct PeerBody {
     /// Windows to deallocate, and whether the QP must be in ERR first.
     pub fence: Vec<(u32, bool)>,
     pub fencing: bool,
+}
+
+/// As `pthread_self` names it; never 0.
+pub fn this_thread() -> u64 {
+    // SAFETY: no precondition.
+    unsafe { libc::pthread_self() }
+}
+
+impl PeerBody {
+    /// Whether this thread may post to the QP.
+    pub fn may_post(&self) -> bool {
+        self.owner_thread == 0 || self.owner_thread == this_thread()
+    }
 }
 
 #[derive(Default)]
@@ -146,13 +167,14 @@ impl Context {
         }
         let send_cq = qp.send_cq().ok_or(Status::InvalidArgument)?;
         let number = qp.number();
+        let _one_at_a_time = self.attaching.lock();
         if let Some(other) = self.qps.get(number) {
             if self.peers.at(other).body.lock().life != Life::Unused {
                 return Err(Status::AlreadyAttached);
             }
         }
         let index = self.peers.take().ok_or(Status::NoMemory)?;
-        let queues = self.enter_queues(send_cq, qp.recv_cq(), options.mode);
+        let queues = self.enter_queues(send_cq, qp.recv_cq(), &options);
         let (send_queue, recv_queue) = match queues {
             Ok(queues) => queues,
             Err(status) => {
@@ -178,6 +200,8 @@ impl Context {
         (fresh.send_queue, fresh.recv_queue) = (send_queue, recv_queue);
         fresh.mode = options.mode;
         fresh.polling_thread = options.polling_thread;
+        fresh.owner_thread = options.owner_thread;
+        fresh.queue_for_owner = options.queue_for_owner;
         fresh.access = facts.access;
         fresh.signal_all = facts.signal_all;
         fresh.budget = budget;
@@ -188,10 +212,11 @@ impl Context {
         Ok(self.peer_id(index))
     }
 
-    fn enter_queues(&self, send: Cq, recv: Option<Cq>, mode: Mode) -> Result<(u32, u32)> {
-        let send_queue = self.queues.enter(send, mode)?;
+    fn enter_queues(&self, send: Cq, recv: Option<Cq>, options: &PeerOptions) -> Result<(u32, u32)> {
+        let (mode, owner) = (options.mode, options.owner_thread);
+        let send_queue = self.queues.enter(send, mode, owner)?;
         let Some(recv) = recv.filter(|recv| *recv != send) else { return Ok((send_queue, send_queue)) };
-        match self.queues.enter(recv, mode) {
+        match self.queues.enter(recv, mode, owner) {
             Ok(recv_queue) => Ok((send_queue, recv_queue)),
             Err(status) => {
                 self.queues.leave(send_queue);
@@ -248,15 +273,8 @@ impl Context {
     /// library touches neither the QP nor its completion queues again. May wait.
     pub fn peer_detach(&self, peer: u64, timeout_us: u64) -> Result<()> {
         let op = self.begin_detach(peer, timeout_us, None)?;
-        let mut status = Status::Ok;
-        self.wait(op, |_, outcomes| {
-            let failed = outcomes.iter().find(|o| o.status != Status::Ok);
-            status = failed.map_or(Status::Ok, |o| o.status);
-        });
-        if status != Status::Ok {
-            return Err(status);
-        }
-        Ok(())
+        self.wait_for_all(op, |_| {})?;
+        self.peer_forget(peer)
     }
 
     /// The same, ending in a callback. Never waits.
@@ -265,18 +283,19 @@ impl Context {
     }
 
     fn begin_detach(&self, peer: u64, timeout_us: u64, callback: Option<Callback>) -> Result<u32> {
-        let (index, slot) = self.peer(peer)?;
+        let (_, slot) = self.peer(peer)?;
         {
             let mut body = slot.body.lock();
             self.peer(peer)?;
+            self.check_thread(&body)?;
             if callback.is_none() {
                 self.check_may_wait(&body)?;
             }
             body.leaving = true;
         }
         let op = self.begin_op(timeout_us, Kill::Always, callback)?;
-        self.ops.at(op).body.lock().detaches = Some(index);
-        self.revoke_all_of(op, index);
+        self.ops.at(op).body.lock().detaches = Some(peer);
+        self.revoke_all_of(op, peer);
         self.end_begin(op);
         Ok(op)
     }
@@ -292,23 +311,17 @@ impl Context {
             self.peer_lost(index, &mut body, Life::Gone);
         }
         let op = self.begin_op(timeout_us, Kill::Never, None)?;
-        self.ops.at(op).body.lock().detaches = Some(index);
-        self.revoke_all_of(op, index);
+        self.revoke_all_of(op, peer);
         self.end_begin(op);
-        let mut failed = None;
-        self.wait(op, |_, outcomes| {
-            failed = outcomes.iter().map(|o: &Outcome| o.status).find(|s| *s != Status::Ok);
-        });
-        failed.map_or(Ok(()), Err)
+        self.wait_for_all(op, |_| {})?;
+        self.peer_forget(peer)
     }
 
     /// Takes a peer without windows off the books; its late completions will be dropped.
-    pub fn peer_forget(&self, index: u32) -> Result<()> {
-        let slot = self.peers.at(index);
+    pub fn peer_forget(&self, peer: u64) -> Result<()> {
+        let (index, slot) = self.peer(peer)?;
         let mut body = slot.body.lock();
-        if body.life == Life::Unused {
-            return Err(Status::StaleId);
-        }
+        self.peer(peer)?;
         if body.windows > 0 || body.prepared > 0 || !body.fence.is_empty() {
             return Err(Status::Open);
         }
@@ -334,11 +347,15 @@ impl Context {
 
     /// A waiting call on the declared polling thread could never end.
     pub fn check_may_wait(&self, body: &PeerBody) -> Result<()> {
-        let polls_itself = body.mode == Mode::Yours && body.polling_thread != 0;
-        // SAFETY: no precondition.
-        if polls_itself && body.polling_thread == unsafe { libc::pthread_self() } {
+        self.check_thread(body)?;
+        if body.mode == Mode::Yours && body.polling_thread == this_thread() {
             return Err(Status::WouldDeadlock);
         }
         Ok(())
+    }
+
+    /// Refuses threads other than the owner, unless what they ask for may wait for it.
+    pub fn check_thread(&self, body: &PeerBody) -> Result<()> {
+        if body.may_post() || body.queue_for_owner { Ok(()) } else { Err(Status::WrongThread) }
     }
 }

@@ -26,6 +26,10 @@ pub enum Committed {
 impl Context {
     /// Posts what waits, as far as the budget goes: one post and one signaled completion a chain.
     pub fn pump(&self, index: u32, body: &mut PeerBody) {
+        if !body.pending.is_empty() && !body.may_post() {
+            self.retry_later(body);
+            return self.raise_fd();
+        }
         while body.life == Life::Live && !body.pending.is_empty() && body.used < body.budget {
             let room = (body.budget - body.used) as usize;
             let n = room.min(body.pending.len()).min(MAX_CHAIN);

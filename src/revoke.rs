@@ -36,10 +36,10 @@ impl Context {
 
     /// All that a peer holds. May wait without a callback. Returns how many grants ended.
     pub fn revoke_peer(&self, peer: u64, timeout_us: u64, kill: Kill) -> Result<usize> {
-        let (index, slot) = self.peer(peer)?;
+        let (_, slot) = self.peer(peer)?;
         self.check_may_wait(&slot.body.lock())?;
         let op = self.begin_op(timeout_us, kill, None)?;
-        self.revoke_all_of(op, index);
+        self.revoke_all_of(op, peer);
         self.end_begin(op);
         let mut ended = 0;
         self.wait_for_all(op, |outcomes| ended = outcomes.len())?;
@@ -53,9 +53,10 @@ impl Context {
         kill: Kill,
         callback: Callback,
     ) -> Result<()> {
-        let (index, _) = self.peer(peer)?;
+        let (_, slot) = self.peer(peer)?;
+        self.check_thread(&slot.body.lock())?;
         let op = self.begin_op(timeout_us, kill, Some(callback))?;
-        self.revoke_all_of(op, index);
+        self.revoke_all_of(op, peer);
         self.end_begin(op);
         Ok(())
     }
@@ -206,6 +207,7 @@ impl Context {
         {
             return Err(Status::StaleId);
         }
+        self.check_thread(body)?;
         if self.waiter_of(window_index, op).is_some() {
             return Err(Status::Duplicate);
         }
@@ -240,8 +242,12 @@ impl Context {
     }
 
     /// Adds all that a peer holds to a revocation.
-    pub fn revoke_all_of(&self, op: u32, index: u32) {
-        let mut body = self.peers.at(index).body.lock();
+    pub fn revoke_all_of(&self, op: u32, peer: u64) {
+        let Ok((index, slot)) = self.peer(peer) else { return };
+        let mut body = slot.body.lock();
+        if self.peer(peer).is_err() {
+            return;
+        }
         let mut window = body.first_window;
         while window != NONE {
             let next = self.windows.at(window).next.load(Ordering::Relaxed);
@@ -255,8 +261,15 @@ impl Context {
 
     fn revoke_windows(&self, op: u32, windows: &[u32]) {
         for window in windows {
-            // One that has ended meanwhile is what was wanted.
-            let _ = self.add_window(op, *window, None);
+            match self.add_window(op, *window, None) {
+                // One that has ended meanwhile is what was wanted.
+                Ok(()) | Err(Status::StaleId) => {}
+                Err(status) => {
+                    let grant =
+                        id::make(id::Kind::Grant, *window, self.windows.at(*window).right().generation);
+                    self.ops.at(op).add_ended(Outcome::failed(grant, status));
+                }
+            }
         }
         for window in windows {
             self.pump_owner(*window);
@@ -349,6 +362,7 @@ impl Context {
             }
             works.push(Work { window, kind: Kind::Invalidate });
         }
+        self.check_thread(body)?;
         if body.life != Life::Live {
             return Err(Status::PeerDead);
         }

@@ -2,6 +2,8 @@
 
 use std::ffi::{CString, c_char, c_int, c_void};
 
+use std::sync::Arc;
+
 use super::types::*;
 use super::{answer, enter, enter_or, options, out};
 use crate::context::{Context, ContextOptions, MAX_BIND, Severity};
@@ -44,7 +46,7 @@ pub unsafe extern "C" fn mwctl_context_open(
         let device = std::ptr::NonNull::new(device).ok_or(Status::InvalidArgument)?;
         // SAFETY: as documented.
         let (opts, device) = unsafe { (options(opts, size)?, Device::new(device)) };
-        *place = Box::into_raw(Box::new(Context::open(device, core_options(opts))?)).cast();
+        *place = Arc::into_raw(Arc::new(Context::open(device, core_options(opts))?)).cast_mut().cast();
         Ok(())
     };
     std::panic::catch_unwind(std::panic::AssertUnwindSafe(open)).map_or(Status::Poisoned, Status::from)
@@ -74,10 +76,13 @@ pub unsafe extern "C" fn mwctl_context_close(ctx: *mut mwctl_context) -> Status 
     if ctx.is_null() {
         return Status::Ok;
     }
-    let closed = enter(ctx, |core| core.check_closable());
+    let closed = enter(ctx, |core| {
+        core.check_closable()?;
+        core.service_stop()
+    });
     if closed == Status::Ok {
         // SAFETY: made by mwctl_context_open, and not used after this.
-        drop(unsafe { Box::from_raw(ctx.cast::<Context>()) });
+        drop(unsafe { Arc::from_raw(ctx.cast::<Context>()) });
     }
     closed
 }
@@ -165,6 +170,30 @@ pub unsafe extern "C" fn mwctl_tick(ctx: *mut mwctl_context) -> Status {
         core.tick();
         Ok(())
     })
+}
+
+/// Starts a thread that ticks when something is due, for a program without a loop: with it
+/// deadlines hold though nobody calls. Callbacks may then come on that thread, which has all
+/// signals blocked. ALREADY_ATTACHED if it runs. Ends with mwctl_service_stop, or the context.
+/// Never waits.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mwctl_service_start(ctx: *mut mwctl_context) -> Status {
+    enter(ctx, |core| {
+        // SAFETY: a context is the inside of an Arc, and lives during this call.
+        let shared = unsafe {
+            Arc::increment_strong_count(core);
+            Arc::from_raw(core)
+        };
+        shared.service_start()
+    })
+}
+
+/// Ends the thread and waits until it has. Nothing happens without one; from a callback on that
+/// thread WOULD_DEADLOCK.
+/// May wait.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mwctl_service_stop(ctx: *mut mwctl_context) -> Status {
+    enter(ctx, |core| core.service_stop())
 }
 
 /// A sentence for a status, never NULL; static.

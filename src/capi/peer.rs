@@ -18,11 +18,18 @@ fn core_options(opts: &mwctl_peer_options) -> Result<PeerOptions> {
         YOURS => Mode::Yours,
         _ => return Err(Status::UnknownFlags),
     };
-    if opts.declares_send_ops > 1 || opts.reserved != 0 {
+    if opts.declares_send_ops > 1 || opts.queue_for_owner > 1 {
         return Err(Status::UnknownFlags);
     }
     let send_ops_flags = (opts.declares_send_ops == 1).then_some(opts.send_ops_flags);
-    Ok(PeerOptions { budget: opts.budget, mode, send_ops_flags, polling_thread: opts.polling_thread })
+    Ok(PeerOptions {
+        budget: opts.budget,
+        mode,
+        owner_thread: opts.owner_thread,
+        queue_for_owner: opts.queue_for_owner == 1,
+        send_ops_flags,
+        polling_thread: opts.polling_thread,
+    })
 }
 
 /// Takes an RC queue pair under management, in any state from INIT to RTS; grants need RTS. The

@@ -187,10 +187,16 @@ pub struct mwctl_peer_options {
     /// For polling YOURS: the thread that polls, as pthread_self() returns it. A waiting call on
     /// that thread is refused with WOULD_DEADLOCK. 0: not declared.
     pub polling_thread: u64,
+    /// For a queue pair or CQ whose provider's locks are off (a thread domain, a single-threaded
+    /// CQ): the thread that posts and polls, as pthread_self() returns it. Others are refused with
+    /// WRONG_THREAD, or what they ask for waits for the owner: below. 0: any thread may.
+    pub owner_thread: u64,
+    /// 1: what other threads ask for is posted by the owner's next mwctl_tick, mwctl_poll_cq or
+    /// mwctl_take_wc; the event fd tells it.
+    pub queue_for_owner: u32,
     /// For a queue pair of ibv_create_qp_ex with send_ops_flags: 1, and the flags below. A queue
     /// pair created without BIND_MW and LOCAL_INV has a send queue too small for them.
     pub declares_send_ops: u32,
-    pub reserved: u32,
     pub send_ops_flags: u64,
 }
 

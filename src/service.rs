@@ -1,0 +1,62 @@
+//! The optional service thread: it ticks, so that deadlines hold though no loop does.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+
+use crate::context::Context;
+use crate::status::{Result, Status};
+
+/// A service thread that runs.
+pub struct Service {
+    stop: Arc<AtomicBool>,
+    thread: JoinHandle<()>,
+}
+
+impl Context {
+    /// Starts the thread, once.
+    pub fn service_start(self: &Arc<Self>) -> Result<()> {
+        let mut service = self.service.lock();
+        if service.is_some() {
+            return Err(Status::AlreadyAttached);
+        }
+        let stop = Arc::new(AtomicBool::new(false));
+        let (context, stopped) = (Arc::clone(self), Arc::clone(&stop));
+        let run = move || {
+            while !stopped.load(Ordering::Acquire) {
+                context.serve(&stopped);
+            }
+        };
+        // The application's signal handlers run on its own threads.
+        let spawned = without_signals(|| std::thread::Builder::new().name("mwctl".into()).spawn(run));
+        *service = Some(Service { stop, thread: spawned.map_err(|_| Status::NoMemory)? });
+        Ok(())
+    }
+
+    /// Ends the thread and waits for it. Does nothing without one. Not from a callback that runs
+    /// on that thread.
+    pub fn service_stop(&self) -> Result<()> {
+        let Some(service) = ({ self.service.lock().take() }) else { return Ok(()) };
+        if service.thread.thread().id() == std::thread::current().id() {
+            *self.service.lock() = Some(service);
+            return Err(Status::WouldDeadlock);
+        }
+        service.stop.store(true, Ordering::Release);
+        self.wake_service();
+        service.thread.join().map_err(|_| Status::Poisoned)
+    }
+}
+
+/// Runs `start` with all signals blocked: a thread that it makes inherits that.
+fn without_signals<R>(start: impl FnOnce() -> R) -> R {
+    // SAFETY: both sets are ours, and the old mask is put back.
+    unsafe {
+        let mut all: libc::sigset_t = std::mem::zeroed();
+        let mut old: libc::sigset_t = std::mem::zeroed();
+        libc::sigfillset(&mut all);
+        libc::pthread_sigmask(libc::SIG_SETMASK, &all, &mut old);
+        let result = start();
+        libc::pthread_sigmask(libc::SIG_SETMASK, &old, std::ptr::null_mut());
+        result
+    }
+}
