@@ -91,6 +91,7 @@ pub fn strike_fatal() {
 /// The device comes back. What it had kept although its destruction was reported done is gone.
 pub fn recover() {
     if FATAL.swap(false, AcqRel) {
+        qp::drop_zombies();
         mw::drop_zombies();
         mr::drop_zombies();
     }
@@ -205,7 +206,8 @@ pub unsafe extern "C" fn ibv_close_device(context: *mut ibv_context) -> c_int {
             + context.mws.used.load(Acquire)
             + context.pds.used.load(Acquire)
             + context.srqs.used.load(Acquire);
-        if left != 0 {
+        // What a dead device holds stays in it until it recovers.
+        if left != 0 && !is_fatal() {
             misuse::report(
                 Rule::DestroyBusy,
                 0,

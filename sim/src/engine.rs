@@ -266,7 +266,10 @@ fn begin(qp: &'static Qp, x: &mut Exec) -> bool {
     } else if let Some(hit) = fault::strike(Fault::StallSq, &[qp.number()]) {
         x.stalled = hit.id;
         held::keep_queue(hit.id, qp);
-        return false;
+        if fault::holds(hit.id) {
+            return false;
+        }
+        x.stalled = 0;
     }
     if !x.due(qp, model::wr_ns(), wqe.not_before) {
         return false;

@@ -12,6 +12,7 @@ use libc::{c_int, c_void};
 use verbs::*;
 
 const ATTR_PD: u32 = 1;
+const ATTR_CREATE_FLAGS: u32 = 1 << 2;
 const ATTR_SEND_OPS: u32 = 1 << 6;
 /// The operations that there are functions for; the bits are those of the opcodes.
 const OFFERED: u64 = 0x3ff;
@@ -45,7 +46,8 @@ pub unsafe extern "C" fn create_qp_ex(
             return Err(libc::EINVAL);
         }
         let send_ops = (a.comp_mask & ATTR_SEND_OPS != 0).then_some(a.send_ops_flags);
-        let known = a.comp_mask & !(ATTR_PD | ATTR_SEND_OPS) == 0;
+        let no_flags = a.comp_mask & ATTR_CREATE_FLAGS == 0 || a.create_flags == 0;
+        let known = no_flags && a.comp_mask & !(ATTR_PD | ATTR_CREATE_FLAGS | ATTR_SEND_OPS) == 0;
         if !known || send_ops.unwrap_or(0) & !OFFERED != 0 {
             counters::unsupported("ibv_create_qp_ex");
             return Err(libc::EOPNOTSUPP);

@@ -8,6 +8,7 @@ use crate::held;
 use crate::model;
 use libc::{c_int, size_t};
 use parking_lot::Mutex;
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU32, Ordering::*};
 
 /// `enum mwctl_sim_fault_kind`.
@@ -47,19 +48,28 @@ pub struct Order {
     pub random: u64,
 }
 
+/// A fault that was not released.
 struct Ordered {
     id: u64,
     order: Order,
     passed: u64,
     hits: u64,
-    released: bool,
 }
 
 impl Ordered {
     /// Whether it may still strike.
     fn is_armed(&self) -> bool {
-        !self.released && (self.order.count == 0 || self.hits < self.order.count)
+        self.order.kind != Fault::DeviceFatal as u32
+            && (self.order.count == 0 || self.hits < self.order.count)
     }
+}
+
+#[derive(Default)]
+struct Faults {
+    ordered: Vec<Ordered>,
+    /// How often those struck that were released.
+    past: BTreeMap<u64, u64>,
+    last_id: u64,
 }
 
 /// One strike of a fault.
@@ -70,12 +80,12 @@ pub struct Hit {
     pub position: u32,
 }
 
-static FAULTS: Mutex<Vec<Ordered>> = Mutex::new(Vec::new());
+static FAULTS: Mutex<Faults> = Mutex::new(Faults { ordered: Vec::new(), past: BTreeMap::new(), last_id: 0 });
 /// A bit for each kind of which some fault is armed: without faults, events pass by one load.
 static ARMED: AtomicU32 = AtomicU32::new(0);
 
-fn show_armed(faults: &[Ordered]) {
-    let armed = faults.iter().filter(|f| f.is_armed()).fold(0, |bits, f| bits | 1 << f.order.kind);
+fn show_armed(faults: &Faults) {
+    let armed = faults.ordered.iter().filter(|f| f.is_armed()).fold(0, |bits, f| bits | 1 << f.order.kind);
     ARMED.store(armed, Release);
 }
 
@@ -91,7 +101,7 @@ pub fn strike(kind: Fault, qps: &[u32]) -> Option<Hit> {
     }
     let mut faults = FAULTS.lock();
     let mut hit = None;
-    for f in faults.iter_mut() {
+    for f in faults.ordered.iter_mut() {
         let o = f.order;
         let here = o.qp_num == 0 || qps.contains(&o.qp_num);
         if o.kind != kind as u32 || !here || !f.is_armed() {
@@ -115,9 +125,10 @@ pub fn strike(kind: Fault, qps: &[u32]) -> Option<Hit> {
     hit
 }
 
-/// Whether a fault that struck still holds what it struck.
+/// Whether a fault that struck still holds what it struck. Whoever gives it something to hold
+/// asks afterwards: it may have been released in between.
 pub fn holds(id: u64) -> bool {
-    FAULTS.lock().iter().any(|f| f.id == id && !f.released)
+    FAULTS.lock().ordered.iter().any(|f| f.id == id)
 }
 
 fn order(order: Order) -> Result<u64, c_int> {
@@ -125,11 +136,11 @@ fn order(order: Order) -> Result<u64, c_int> {
         return Err(libc::EINVAL);
     }
     let mut faults = FAULTS.lock();
-    let id = faults.last().map_or(1, |f| f.id + 1);
-    faults.push(Ordered { id, order, passed: 0, hits: 0, released: false });
-    if order.kind == Fault::DeviceFatal as u32 {
-        let fault = faults.last_mut().expect("just pushed");
-        fault.hits = 1;
+    faults.last_id += 1;
+    let id = faults.last_id;
+    let fatal = order.kind == Fault::DeviceFatal as u32;
+    faults.ordered.push(Ordered { id, order, passed: 0, hits: u64::from(fatal) });
+    if fatal {
         counters::bump(counters::FAULTS_HIT);
         drop(faults);
         context::strike_fatal();
@@ -140,19 +151,17 @@ fn order(order: Order) -> Result<u64, c_int> {
 }
 
 fn release(id: u64, work: &mut Work) -> Result<(), c_int> {
-    let kind = {
+    let recovers = {
         let mut faults = FAULTS.lock();
-        let fault = faults.iter_mut().find(|f| f.id == id && !f.released).ok_or(libc::ENOENT)?;
-        fault.released = true;
-        let kind = fault.order.kind;
+        let place = faults.ordered.iter().position(|f| f.id == id).ok_or(libc::ENOENT)?;
+        let released = faults.ordered.remove(place);
+        faults.past.insert(id, released.hits);
         show_armed(&faults);
-        kind
+        let fatal = |f: &Ordered| f.order.kind == Fault::DeviceFatal as u32;
+        fatal(&released) && !faults.ordered.iter().any(fatal)
     };
-    if kind == Fault::DeviceFatal as u32 {
-        let more = FAULTS.lock().iter().any(|f| f.order.kind == kind && !f.released);
-        if !more {
-            context::recover();
-        }
+    if recovers {
+        context::recover();
     }
     held::release(id, work);
     Ok(())
@@ -187,13 +196,15 @@ pub extern "C" fn mwctl_sim_fault_release(id: u64) -> c_int {
 
 #[no_mangle]
 pub extern "C" fn mwctl_sim_fault_hits(id: u64) -> u64 {
-    FAULTS.lock().iter().find(|f| f.id == id).map_or(0, |f| f.hits)
+    let faults = FAULTS.lock();
+    let ordered = faults.ordered.iter().find(|f| f.id == id).map(|f| f.hits);
+    ordered.or_else(|| faults.past.get(&id).copied()).unwrap_or(0)
 }
 
 #[no_mangle]
 pub extern "C" fn mwctl_sim_faults_clear() {
     guard((), || {
-        let ids: Vec<u64> = FAULTS.lock().iter().filter(|f| !f.released).map(|f| f.id).collect();
+        let ids: Vec<u64> = FAULTS.lock().ordered.iter().map(|f| f.id).collect();
         let mut work = Work::new();
         for id in ids {
             // One that somebody else released meanwhile is released.

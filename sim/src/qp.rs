@@ -88,6 +88,8 @@ impl Object for Qp {
 }
 
 static POOL: Pool<Qp> = Pool::new(64);
+/// Queue pairs whose destruction was faked.
+static ZOMBIES: Mutex<Vec<&'static Qp>> = Mutex::new(Vec::new());
 
 /// Which slots of a queue are taken, beside the running number of what was posted last.
 pub struct Slots {
@@ -235,14 +237,20 @@ impl Qp {
         }
         if self.is_delayed.load(Acquire) || fault::is_armed(Fault::DelayCompletion) {
             let mut delay = self.delay.lock();
+            let mut struck = None;
             if delay.is_none() {
-                if let Some(hit) = fault::strike(Fault::DelayCompletion, &[self.number()]) {
+                struck = fault::strike(Fault::DelayCompletion, &[self.number()]);
+                if let Some(hit) = struck {
                     held::start_delay(hit.id, self, &mut delay);
                     self.is_delayed.store(true, Release);
                 }
             }
-            if let Some(delay) = delay.as_mut() {
-                delay.add(cq, cqe);
+            if let Some(waiting) = delay.as_mut() {
+                waiting.add(cq, cqe);
+                drop(delay);
+                if let Some(hit) = struck.filter(|hit| !fault::holds(hit.id)) {
+                    held::release(hit.id, work);
+                }
                 return;
             }
         }
@@ -454,7 +462,9 @@ pub unsafe extern "C" fn ibv_destroy_qp(qp: *mut ibv_qp) -> c_int {
         let qp = unsafe { object::get::<Qp>(qp)? };
         model::kernel_call();
         if context::is_fatal() {
-            qp.live.end();
+            if qp.live.end() {
+                ZOMBIES.lock().push(qp);
+            }
             return Ok(());
         }
         let windows = qp.windows.load(Acquire);
@@ -487,6 +497,15 @@ pub fn destroy_all_of(context: &Context) {
                 destroy(qp, &mut work);
             }
         }
+    }
+    work.finish();
+}
+
+pub fn drop_zombies() {
+    let zombies: Vec<_> = ZOMBIES.lock().drain(..).collect();
+    let mut work = Work::new();
+    for qp in zombies {
+        destroy(qp, &mut work);
     }
     work.finish();
 }

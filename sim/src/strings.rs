@@ -16,25 +16,25 @@ pub extern "C" fn ibv_wc_status_str(status: c_uint) -> *const c_char {
         b"local QP operation error\0",
         b"local EE context operation error\0",
         b"local protection error\0",
-        b"Work Request Flushed Error\0",
-        b"memory management operation error\0",
-        b"bad response error\0",
+        b"work request flushed\0",
+        b"memory window bind error\0",
+        b"bad response\0",
         b"local access error\0",
-        b"remote invalid request error\0",
+        b"remote invalid request\0",
         b"remote access error\0",
         b"remote operation error\0",
-        b"transport retry counter exceeded\0",
-        b"RNR retry counter exceeded\0",
-        b"local RDD violation error\0",
+        b"retries exceeded\0",
+        b"receiver-not-ready retries exceeded\0",
+        b"local RDD violation\0",
         b"remote invalid RD request\0",
-        b"aborted error\0",
-        b"invalid EE context number\0",
-        b"invalid EE context state\0",
+        b"remote abort\0",
+        b"EE context number invalid\0",
+        b"EE context state invalid\0",
         b"fatal error\0",
-        b"response timeout error\0",
+        b"response timeout\0",
         b"general error\0",
-        b"TM error\0",
-        b"TM software rendezvous\0",
+        b"tag matching error\0",
+        b"tag matching rendezvous incomplete\0",
     ];
     pick(&TEXTS, status, b"unknown\0")
 }
@@ -42,26 +42,26 @@ pub extern "C" fn ibv_wc_status_str(status: c_uint) -> *const c_char {
 #[no_mangle]
 pub extern "C" fn ibv_event_type_str(event: c_uint) -> *const c_char {
     const TEXTS: [&[u8]; 20] = [
-        b"CQ error\0",
-        b"local work queue catastrophic error\0",
-        b"invalid request local work queue error\0",
-        b"local access violation work queue error\0",
-        b"communication established\0",
+        b"completion queue error\0",
+        b"queue pair fatal error\0",
+        b"queue pair request error\0",
+        b"queue pair access violation\0",
+        b"connection established\0",
         b"send queue drained\0",
         b"path migrated\0",
-        b"path migration request error\0",
-        b"local catastrophic error\0",
+        b"path migration failed\0",
+        b"device fatal error\0",
         b"port active\0",
         b"port error\0",
-        b"LID change\0",
-        b"P_Key change\0",
-        b"SM change\0",
-        b"SRQ catastrophic error\0",
-        b"SRQ limit reached\0",
-        b"last WQE reached\0",
-        b"client reregistration\0",
-        b"GID table change\0",
-        b"WQ fatal\0",
+        b"LID changed\0",
+        b"P_Key table changed\0",
+        b"subnet manager changed\0",
+        b"shared receive queue error\0",
+        b"shared receive queue below its limit\0",
+        b"last receive of the queue pair taken\0",
+        b"client reregistration asked for\0",
+        b"GID table changed\0",
+        b"work queue fatal error\0",
     ];
     pick(&TEXTS, event, b"unknown\0")
 }
@@ -70,12 +70,12 @@ pub extern "C" fn ibv_event_type_str(event: c_uint) -> *const c_char {
 pub extern "C" fn ibv_node_type_str(node_type: c_int) -> *const c_char {
     const TEXTS: [&[u8]; 8] = [
         b"unknown\0",
-        b"InfiniBand channel adapter\0",
-        b"InfiniBand switch\0",
-        b"InfiniBand router\0",
-        b"iWARP NIC\0",
-        b"usNIC\0",
-        b"usNIC UDP\0",
+        b"channel adapter\0",
+        b"switch\0",
+        b"router\0",
+        b"iWARP adapter\0",
+        b"usNIC adapter\0",
+        b"usNIC adapter over UDP\0",
         b"unspecified\0",
     ];
     pick(&TEXTS, node_type as c_uint, b"unknown\0")
@@ -84,7 +84,7 @@ pub extern "C" fn ibv_node_type_str(node_type: c_int) -> *const c_char {
 #[no_mangle]
 pub extern "C" fn ibv_port_state_str(state: c_uint) -> *const c_char {
     const TEXTS: [&[u8]; 6] =
-        [b"no state change (NOP)\0", b"DOWN\0", b"INIT\0", b"ARMED\0", b"ACTIVE\0", b"ACTIVE_DEFER\0"];
+        [b"no change\0", b"down\0", b"init\0", b"armed\0", b"active\0", b"active, deferred\0"];
     pick(&TEXTS, state, b"invalid state\0")
 }
 

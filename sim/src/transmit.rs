@@ -240,7 +240,11 @@ fn write(
     if let Some(hit) = fault::strike(Fault::HoldPacket, &[qp.number(), peer.number()]) {
         // SAFETY: let in above.
         let bytes = unsafe { x.from.bytes() };
-        return Answer::Held(held::keep_packet(hit.id, key, to, bytes, qp));
+        let number = held::keep_packet(hit.id, key, to, bytes, qp);
+        if !fault::holds(hit.id) {
+            held::release(hit.id, work);
+        }
+        return Answer::Held(number);
     }
     x.to.plain(to, n, work);
     // SAFETY: both ends are let in by their keys, or are inline data.
