@@ -5,6 +5,8 @@
  */
 #include "kit.h"
 
+#include <pthread.h>
+
 enum { ROOM = 8192 };
 
 struct stage {
@@ -219,6 +221,54 @@ static void extended(struct rc_device *device)
 	rc_ok("operations that an extended queue pair was not made for");
 }
 
+static void *post_elsewhere(void *qp)
+{
+	struct ibv_send_wr wr = { .wr_id = 3, .opcode = IBV_WR_SEND, .send_flags = IBV_SEND_SIGNALED };
+
+	rc_post((struct ibv_qp *)qp, &wr);
+	return NULL;
+}
+
+/* In a thread domain there are no locks: a second thread in the middle of a batch corrupts it. */
+static void two_threads(struct rc_device *device)
+{
+	struct ibv_td_init_attr td_attr = { 0 };
+	struct ibv_td *td = ibv_alloc_td(device->context, &td_attr);
+	struct ibv_pd *pd = ibv_alloc_pd(device->context);
+	struct ibv_parent_domain_init_attr attr = { .pd = pd, .td = td };
+	struct ibv_pd *parent = ibv_alloc_parent_domain(device->context, &attr);
+	struct ibv_cq *cq = kit_cq(device, 64);
+	struct ibv_qp *a = kit_qp(parent, cq, cq, NULL, IBV_QP_EX_WITH_SEND);
+	struct ibv_qp *b = kit_qp(pd, cq, cq, NULL, 0);
+	struct ibv_recv_wr recv = { .wr_id = 4 }, *bad;
+	double deadline = rc_now() + RC_DEADLINE_S;
+	uint32_t rule;
+	pthread_t thread;
+
+	kit_connect(device, a, b);
+	RC_CHECK_EQ(0, ibv_post_recv(b, &recv, &bad));
+	ibv_wr_start(ibv_qp_to_qp_ex(a));
+	RC_CHECK_EQ(0, pthread_create(&thread, NULL, post_elsewhere, a));
+	while ((rule = kit_misuse()) == MWCTL_SIM_RULE_NONE)
+		RC_CHECK(rc_now() < deadline);
+	RC_CHECK_EQ(MWCTL_SIM_RULE_WRONG_THREAD, rule);
+	ibv_wr_abort(ibv_qp_to_qp_ex(a));
+	RC_CHECK_EQ(0, pthread_join(thread, NULL));
+	RC_CHECK_EQ(4, rc_wait(cq).wr_id);
+	RC_CHECK_EQ(3, rc_wait(cq).wr_id);
+	/* One after the other is in order. */
+	RC_CHECK_EQ(0, ibv_post_recv(b, &recv, &bad));
+	post_elsewhere(a);
+	RC_CHECK_EQ(MWCTL_SIM_RULE_NONE, kit_misuse());
+	RC_CHECK_EQ(0, ibv_destroy_qp(a));
+	RC_CHECK_EQ(0, ibv_destroy_qp(b));
+	RC_CHECK_EQ(0, ibv_destroy_cq(cq));
+	RC_CHECK_EQ(0, ibv_dealloc_pd(parent));
+	RC_CHECK_EQ(0, ibv_dealloc_pd(pd));
+	RC_CHECK_EQ(0, ibv_dealloc_td(td));
+	rc_ok("two threads at once in a thread domain");
+}
+
 /* A parent domain is its domain's second face; its thread domain takes the locks away. */
 static void parent_domains(struct rc_device *device)
 {
@@ -265,6 +315,7 @@ int main(void)
 	destroy_busy(&device);
 	extended(&device);
 	parent_domains(&device);
+	two_threads(&device);
 	/* What is left open goes with the device. */
 	same = device.context->device;
 	context = ibv_open_device(same);
