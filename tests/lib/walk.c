@@ -1,0 +1,326 @@
+/* SPDX-License-Identifier: MIT OR Apache-2.0 */
+/*
+ * A random walk: two servers, four clients each, and a model of who may do what. Grants,
+ * revocations, prepared chains, traffic with current, stale and foreign keys, clients that die
+ * and come back, and faults of the device; after each step the library, the keys and the bytes
+ * agree with the model.
+ *
+ *   walk [--steps N] [--seed N] [--faults RATE] [--without KIND]... [--quiet]
+ *
+ * On the device in the process a seed gives the same walk each time: the device draws from the
+ * same seed, and the clock and the entropy that the library reads are this program's.
+ */
+#include "walk_calls.h"
+#include "walk_chains.h"
+#include "walk_faults.h"
+#include "walk_life.h"
+#include "walk_ops.h"
+#include "walk_traffic.h"
+
+#include <inttypes.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+#include <sys/syscall.h>
+#include <sys/time.h>
+#include <time.h>
+#include <unistd.h>
+
+#define LOOK_AT_ALL 4096           /* steps between two looks at every byte and key */
+#define LOOK_AT_BYTES 128
+#define STUCK_S 30                 /* a step that takes so long hangs */
+
+/* ---- the clock and the entropy of the process ---- */
+
+/* Every look at the clock takes so long: a call with a deadline ends after so many looks. */
+#define LOOK_NS 1000
+
+static atomic_uint_fast64_t virtual_ns;
+static bool is_virtual;
+
+static int real_time(clockid_t clock, struct timespec *at)
+{
+	return (int)syscall(SYS_clock_gettime, clock, at);
+}
+
+int clock_gettime(clockid_t clock, struct timespec *at)
+{
+	uint64_t now;
+
+	if (!is_virtual)
+		return real_time(clock, at);
+	now = atomic_fetch_add(&virtual_ns, LOOK_NS);
+	at->tv_sec = (time_t)(now / 1000000000);
+	at->tv_nsec = (long)(now % 1000000000);
+	return 0;
+}
+
+uint64_t walk_now(void)
+{
+	struct timespec now;
+
+	if (is_virtual)
+		return atomic_load(&virtual_ns);
+	real_time(CLOCK_MONOTONIC, &now);
+	return (uint64_t)now.tv_sec * 1000000000 + (uint64_t)now.tv_nsec;
+}
+
+static double real_seconds(void)
+{
+	struct timespec now;
+
+	real_time(CLOCK_MONOTONIC, &now);
+	return (double)now.tv_sec + (double)now.tv_nsec / 1e9;
+}
+
+ssize_t getrandom(void *buffer, size_t length, unsigned int flags)
+{
+	if (!is_virtual)
+		return syscall(SYS_getrandom, buffer, length, flags);
+	for (size_t i = 0; i < length; i++)
+		((uint8_t *)buffer)[i] = (uint8_t)(walk.seed >> (i % 8 * 8));
+	return (ssize_t)length;
+}
+
+/* ---- steps ---- */
+
+static void poll_some(void)
+{
+	struct walk_peer *peer = walk_some_peer(-1);
+
+	walk_say(" poll server %d peer %d", peer->server, peer->index);
+	walk_poll(peer, 1 + (int)walk_below(8));
+}
+
+static void poll_all(void)
+{
+	walk_say(" poll all");
+	for (int s = 0; s < WALK_SERVERS; s++)
+		for (int p = 0; p < WALK_PEERS; p++)
+			walk_poll_dry(&walk.server[s].peer[p]);
+}
+
+static void tick(void)
+{
+	int s = (int)walk_below(WALK_SERVERS);
+
+	walk_say(" tick %d", s);
+	walk_tick(s);
+}
+
+static void leave_and_join(void)
+{
+	struct walk_peer *peer = walk_some_peer(-1);
+
+	/* Mostly those that are of no use any more. */
+	for (int i = 0; i < 16 && !peer->dead; i++)
+		peer = walk_some_peer(-1);
+	if (!peer->dead && walk_chance(0.8))
+		return;
+	walk_leave(peer);
+	walk_join(peer);
+}
+
+static void finish_chain(void)
+{
+	walk_finish_chain(NULL);
+}
+
+static struct kind {
+	const char *name;
+	void (*take)(void);
+	unsigned int weight;
+	bool faulty;               /* only on the device in the process, and with faults */
+	bool sim;                  /* only on the device in the process */
+} kinds[] = {
+	{"grant", walk_grant, 14, false, false},
+	{"grant-start", walk_grant_start, 8, false, false},
+	{"regrant", walk_regrant, 5, false, false},
+	{"revoke", walk_revoke, 8, false, false},
+	{"revoke-start", walk_revoke_start, 5, false, false},
+	{"revoke-peer", walk_revoke_peer, 1, false, false},
+	{"revoke-range", walk_revoke_range, 2, false, false},
+	{"transfer", walk_transfer, 0, false, false},
+	{"prepare", walk_prepare, 7, false, false},
+	{"finish", finish_chain, 8, false, false},
+	{"use", walk_use_key, 20, false, false},
+	{"misuse", walk_misuse_key, 2, false, false},
+	{"give-back", walk_give_key_back, 1, false, false},
+	{"app", walk_app_work, 6, false, false},
+	{"poll", poll_some, 7, false, false},
+	{"poll-all", poll_all, 1, false, false},
+	{"tick", tick, 4, false, false},
+	{"leave", leave_and_join, 4, false, false},
+	{"blocks", walk_blocks, 3, false, false},
+	{"bad-call", walk_bad_call, 1, false, false},
+	{"held-packet", walk_fault_held_packet, 1, false, true},
+	{"fatal", walk_fault_fatal, 1, true, true},
+};
+
+#define KINDS (sizeof(kinds) / sizeof(kinds[0]))
+
+static void step(void)
+{
+	unsigned int total = 0, at;
+	size_t kind = 0;
+
+	walk_next_line();
+	if (walk.faults > 0 && walk_chance(walk.faults))
+		walk_fault_order();
+	if (walk.faults > 0 && walk_chance(walk.faults))
+		walk_fault_release_some();
+	for (size_t i = 0; i < KINDS; i++)
+		total += kinds[i].weight;
+	at = (unsigned int)walk_below(total);
+	while (at >= kinds[kind].weight)
+		at -= kinds[kind++].weight;
+	kinds[kind].take();
+	walk_faults_tidy();
+	walk_agree();
+	if (walk.step % LOOK_AT_BYTES == 0)
+		for (int s = 0; s < WALK_SERVERS; s++)
+			for (int r = 0; r < WALK_REGIONS; r++)
+				walk_agree_bytes(walk.server[s].region[r].addr, walk.server[s].region[r].length);
+	if (walk.step % LOOK_AT_ALL == LOOK_AT_ALL - 1)
+		walk_quiesce();
+}
+
+/* ---- the end ---- */
+
+static volatile bool told;
+
+static void at_exit(void)
+{
+	if (!told)
+		walk_tell_trace();
+}
+
+static void on_signal(int number)
+{
+	static volatile uint64_t seen = UINT64_MAX;
+
+	if (number == SIGALRM && seen != walk.step) {
+		seen = walk.step;
+		return;
+	}
+	/* The process is lost either way; the account is worth the risk. */
+	fprintf(stderr, "walk: %s\n", number == SIGALRM ? "a step hangs" : strsignal(number));
+	walk_tell_trace();
+	signal(number, SIG_DFL);
+	if (number == SIGALRM)
+		_exit(1);
+	raise(number);
+}
+
+static void watch(void)
+{
+	struct itimerval every = {{STUCK_S, 0}, {STUCK_S, 0}};
+
+	atexit(at_exit);
+	signal(SIGALRM, on_signal);
+	signal(SIGSEGV, on_signal);
+	signal(SIGABRT, on_signal);
+	setitimer(ITIMER_REAL, &every, NULL);
+}
+
+static void summary(uint64_t steps, double seconds)
+{
+	const struct walk_counts *c = &walk.counts;
+
+	printf("walk: seed %" PRIu64 ", %" PRIu64 " steps, %.1f s, %.0f a second: %" PRIu64 " grants (%" PRIu64
+	       " failed, %" PRIu64 " timed out), %" PRIu64 " revocations (%" PRIu64 " invalidated, %" PRIu64
+	       " deallocated, %" PRIu64 " fenced, %" PRIu64 " by the peer, %" PRIu64 " never bound, %" PRIu64
+	       " reported open), %" PRIu64 " chains (%" PRIu64 " aborted, %" PRIu64 " cut), %" PRIu64
+	       " operations, traffic %" PRIu64 " written %" PRIu64 " read %" PRIu64 " atomic %" PRIu64
+	       " denied %" PRIu64 " torn, %" PRIu64 " application completions (%" PRIu64 " swallowed by faults), %" PRIu64
+	       " clients, %" PRIu64 " killed, %zu keys (%" PRIu64 " again), %" PRIu64 " faults\n",
+	       walk.seed, steps, seconds, (double)steps / seconds, c->grants, c->failed, c->timed_out, c->revocations,
+	       c->proofs[MWCTL_PROOF_INVALIDATED], c->proofs[MWCTL_PROOF_DEALLOCATED],
+	       c->proofs[MWCTL_PROOF_QP_FENCED], c->proofs[MWCTL_PROOF_PEER_INVALIDATED],
+	       c->proofs[MWCTL_PROOF_NEVER_BOUND], c->left_open, c->prepared, c->aborted, c->cut, c->ops, c->landed,
+	       c->reads, c->atomics, c->denied, c->torn, c->app, c->app_lost, c->joins, c->kills, walk.n_keys,
+	       c->keys_again, c->faults);
+}
+
+static _Noreturn void usage(void)
+{
+	fprintf(stderr, "usage: walk [--steps N] [--seed N] [--faults RATE] [--without KIND]... [--quiet]\nkinds:");
+	for (size_t i = 0; i < KINDS; i++)
+		fprintf(stderr, " %s", kinds[i].name);
+	fputc('\n', stderr);
+	told = true;
+	exit(2);
+}
+
+static const char *value_of(int argc, char **argv, int *at)
+{
+	if (*at + 1 >= argc)
+		usage();
+	return argv[++*at];
+}
+
+static void without(const char *name)
+{
+	for (size_t i = 0; i < KINDS; i++)
+		if (strcmp(kinds[i].name, name) == 0) {
+			kinds[i].weight = 0;
+			return;
+		}
+	usage();
+}
+
+int main(int argc, char **argv)
+{
+	struct mwctl_sim_model model;
+	uint64_t steps, chosen_steps = 0;
+	double started;
+
+	walk.sim = mwctl_sim_present();
+	walk.faults = walk.sim ? 0.02 : 0;
+	walk.seed = (uint64_t)(real_seconds() * 1e6);
+	for (int i = 1; i < argc; i++) {
+		if (strcmp(argv[i], "--steps") == 0)
+			chosen_steps = strtoull(value_of(argc, argv, &i), NULL, 0);
+		else if (strcmp(argv[i], "--seed") == 0)
+			walk.seed = strtoull(value_of(argc, argv, &i), NULL, 0);
+		else if (strcmp(argv[i], "--faults") == 0)
+			walk.faults = strtod(value_of(argc, argv, &i), NULL);
+		else if (strcmp(argv[i], "--without") == 0)
+			without(value_of(argc, argv, &i));
+		else if (strcmp(argv[i], "--quiet") == 0)
+			walk.quiet = true;
+		else
+			usage();
+	}
+	if (!walk.sim && walk.faults > 0)
+		rc_skip("faults can be ordered of the device in the process alone");
+	steps = chosen_steps ? chosen_steps : walk.sim ? 100000 : 2000;
+	for (size_t i = 0; i < KINDS; i++)
+		if ((kinds[i].sim && !walk.sim) || (kinds[i].faulty && walk.faults == 0))
+			kinds[i].weight = 0;
+	walk.random = walk.seed;
+	if (walk.sim) {
+		is_virtual = true;
+		RC_CHECK_EQ(0, mwctl_sim_model_get(&model, sizeof(model)));
+		model.seed = walk.seed;
+		RC_CHECK_EQ(0, mwctl_sim_model_set(&model, sizeof(model)));
+	}
+	if (!walk.quiet) {
+		printf("walk: seed %" PRIu64 "\n", walk.seed);
+		fflush(stdout);
+	}
+	watch();
+	walk_next_line();
+	walk_open_servers();
+	started = real_seconds();
+	for (walk.step = 1; walk.step <= steps; walk.step++)
+		step();
+	walk_next_line();
+	walk_close_servers();
+	told = true;
+	summary(steps, real_seconds() - started);
+	return 0;
+}

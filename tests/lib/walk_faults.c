@@ -1,0 +1,253 @@
+/* SPDX-License-Identifier: MIT OR Apache-2.0 */
+#include "walk_faults.h"
+#include "walk_ops.h"
+#include "walk_traffic.h"
+
+#include <errno.h>
+#include <string.h>
+
+#define MOST_FAULTS 64
+
+struct ordered {
+	uint64_t id;
+	uint32_t kind;
+	uint32_t qp_num;               /* 0: any */
+	uint64_t count;
+	bool released;
+};
+
+static struct ordered ordered[MOST_FAULTS];
+static int n_ordered;
+
+static const struct {
+	uint32_t kind;
+	const char *name;
+	bool global;
+} kinds[] = {
+	{MWCTL_SIM_FAIL_POST, "fail post", false},
+	{MWCTL_SIM_CUT_POST, "cut post", false},
+	{MWCTL_SIM_POST_NO_BAD_WR, "post without bad_wr", false},
+	{MWCTL_SIM_LOSE_COMPLETION, "lose completion", false},
+	{MWCTL_SIM_DELAY_COMPLETION, "delay completion", false},
+	{MWCTL_SIM_STALL_SQ, "stall", false},
+	{MWCTL_SIM_KILL_QP, "kill", false},
+	{MWCTL_SIM_FAIL_WR, "fail request", false},
+	{MWCTL_SIM_FAIL_MODIFY_QP, "fail modify", false},
+	{MWCTL_SIM_FAIL_QUERY_QP, "fail query", false},
+	{MWCTL_SIM_FAIL_ALLOC_MW, "fail alloc", true},
+	{MWCTL_SIM_FAIL_DEALLOC_MW, "fail dealloc", true},
+};
+
+static uint64_t order(struct mwctl_sim_fault fault)
+{
+	uint64_t id = 0;
+
+	RC_CHECK_EQ(0, mwctl_sim_fault_order(&fault, sizeof(fault), &id));
+	walk.counts.faults++;
+	return id;
+}
+
+static void forget(int at)
+{
+	ordered[at] = ordered[--n_ordered];
+}
+
+void walk_fault_order(void)
+{
+	static const int errors[] = {ENOMEM, EAGAIN, EINVAL, EIO, -ENOMEM, -EINVAL, -1};
+	static const int kernel_errors[] = {ENOMEM, EIO, EBUSY};
+	size_t which = walk_below(sizeof(kinds) / sizeof(kinds[0]));
+	struct walk_peer *peer = walk_some_peer(-1);
+	struct mwctl_sim_fault fault = {
+		.kind = kinds[which].kind,
+		.count = 1 + walk_below(2),
+		.skip = walk_chance(0.3) ? walk_below(3) : 0,
+		.error = errors[walk_below(7)],
+		.position = (uint32_t)walk_below(4),
+	};
+
+	if (n_ordered == MOST_FAULTS || !peer->id.id)
+		return;
+	switch (fault.kind) {
+	case MWCTL_SIM_FAIL_WR:
+		fault.error = walk_chance(0.5) ? IBV_WC_MW_BIND_ERR : IBV_WC_LOC_QP_OP_ERR;
+		break;
+	case MWCTL_SIM_FAIL_MODIFY_QP:
+	case MWCTL_SIM_FAIL_QUERY_QP:
+	case MWCTL_SIM_FAIL_ALLOC_MW:
+	case MWCTL_SIM_FAIL_DEALLOC_MW:
+		fault.error = kernel_errors[walk_below(3)];
+		break;
+	default:
+		break;
+	}
+	if (!kinds[which].global) {
+		fault.qp_num = peer->qp_num;
+		peer->tainted = true;
+	}
+	walk_say(" [%s, server %d peer %d, skip %llu count %llu error %d position %u]", kinds[which].name,
+		 peer->server, peer->index, (unsigned long long)fault.skip, (unsigned long long)fault.count,
+		 fault.error, fault.position);
+	ordered[n_ordered] = (struct ordered){.kind = fault.kind, .qp_num = fault.qp_num, .count = fault.count};
+	ordered[n_ordered++].id = order(fault);
+}
+
+/* What was swallowed stays swallowed: a loss is remembered as long as the queue pair lives. */
+static void let_go(int at)
+{
+	if (!ordered[at].released) {
+		walk_say(" [release %u of QP %u]", ordered[at].kind, ordered[at].qp_num);
+		RC_CHECK_EQ(0, mwctl_sim_fault_release(ordered[at].id));
+		ordered[at].released = true;
+	}
+	if (ordered[at].kind != MWCTL_SIM_LOSE_COMPLETION)
+		forget(at);
+}
+
+void walk_fault_release_some(void)
+{
+	if (n_ordered)
+		let_go((int)walk_below((uint64_t)n_ordered));
+}
+
+void walk_faults_release(const struct walk_peer *peer)
+{
+	for (int i = n_ordered - 1; i >= 0; i--)
+		if (!peer || ordered[i].qp_num == peer->qp_num)
+			let_go(i);
+}
+
+void walk_faults_forget(const struct walk_peer *peer)
+{
+	walk_faults_release(peer);
+	for (int i = n_ordered - 1; i >= 0; i--)
+		if (ordered[i].qp_num == peer->qp_num)
+			forget(i);
+}
+
+void walk_faults_tidy(void)
+{
+	for (int i = n_ordered - 1; i >= 0; i--)
+		if (!ordered[i].qp_num && mwctl_sim_fault_hits(ordered[i].id) == ordered[i].count)
+			let_go(i);
+}
+
+bool walk_fault_armed(enum mwctl_sim_fault_kind kind)
+{
+	for (int i = 0; i < n_ordered; i++)
+		if (ordered[i].kind == (uint32_t)kind)
+			return true;
+	return false;
+}
+
+uint64_t walk_fault_lost(const struct walk_peer *peer)
+{
+	uint64_t n = 0;
+
+	for (int i = 0; i < n_ordered; i++)
+		if (ordered[i].kind == MWCTL_SIM_LOSE_COMPLETION && ordered[i].qp_num == peer->qp_num)
+			n += mwctl_sim_fault_hits(ordered[i].id);
+	return n;
+}
+
+/* ---- whole scenes ---- */
+
+static bool is_well(const struct walk_grant *grant)
+{
+	return grant && grant->standing == WALK_LIVE && !grant->waits && !grant->in_hand &&
+	       !walk_hurt(walk_peer_of(grant)) && walk_peer_of(grant)->tokens == 0;
+}
+
+void walk_fault_held_packet(void)
+{
+	struct walk_peer *peer = walk_some_peer(-1);
+	struct walk_grant *grant = walk_some_grant(peer);
+	struct walk_op *op;
+	struct ibv_wc wc = {0};
+	struct ibv_sge sge;
+	struct ibv_send_wr wr;
+	struct walk_region *region;
+	uint64_t id, length, whole, grant_id;
+	int got;
+
+	if (!is_well(grant) || !(grant->access & HOUSE_WRITE) || peer->sends.n || peer->recvs.n)
+		return;
+	op = walk_op_begin(WALK_REVOKES, peer->server, 60000000);
+	if (!op)
+		return;
+	walk_poll_dry(peer);
+	whole = length = grant->length < 3000 ? grant->length : 3000;
+	region = walk_region_at(peer->server, grant->addr);
+	grant_id = grant->id;
+	walk_say(" held packet: server %d peer %d grant 0x%llx %llu bytes", peer->server, peer->index,
+		 (unsigned long long)grant->id, (unsigned long long)length);
+	id = order((struct mwctl_sim_fault){.kind = MWCTL_SIM_HOLD_PACKET, .qp_num = peer->qp_num, .count = 1});
+	memset(peer->client->local.at, (int)walk_below(256), length);
+	wr = rc_wr_write(&sge, &peer->client->local, length, (void *)(uintptr_t)grant->addr, grant->rkey);
+	rc_post(peer->client->pair.client.qp, &wr);
+	WALK_AGREE(ibv_poll_cq(peer->client->pair.client.cq, 1, &wc) == 0, "a held WRITE has completed");
+	walk_agree_bytes(grant->addr, length);
+	HOUSE_OK(mwctl_revoke_start(walk.server[peer->server].house.ctx, &grant_id, 1, 60000000, 0, walk_op_done,
+				    op));
+	walk_op_started(op);
+	walk_op_awaits(op, grant);
+	walk_poll_dry(peer);
+	walk_tick(peer->server);
+	WALK_AGREE(op->active, "grant 0x%llx was reported gone before a packet under way was placed",
+		   (unsigned long long)grant_id);
+	RC_CHECK_EQ(0, mwctl_sim_fault_release(id));
+	/* The packet that was let in lands; those after it are refused. */
+	if (length > 1024)
+		length = 1024;
+	memcpy(region->shadow + (grant->addr - region->addr), peer->client->local.at, length);
+	walk_agree_bytes(grant->addr, whole);
+	got = ibv_poll_cq(peer->client->pair.client.cq, 1, &wc);
+	WALK_AGREE(got == 1 && (wc.status == IBV_WC_SUCCESS) == (length == whole), "a WRITE of %llu bytes ended with %d",
+		   (unsigned long long)whole, wc.status);
+	peer->dead = length < whole;
+	walk.counts.torn += length < whole;
+	walk_poll_dry(peer);
+	walk_tick(peer->server);
+	WALK_AGREE(!op->active, "the revocation of 0x%llx did not end", (unsigned long long)grant_id);
+}
+
+/* Nothing that a device says after a fatal event is believed; all is proved when it is back. */
+void walk_fault_fatal(void)
+{
+	uint64_t id;
+
+	if (walk_fault_armed(MWCTL_SIM_FAIL_ALLOC_MW) || walk_fault_armed(MWCTL_SIM_FAIL_DEALLOC_MW))
+		return;
+	walk_say(" fatal:");
+	id = order((struct mwctl_sim_fault){.kind = MWCTL_SIM_DEVICE_FATAL});
+	walk.fatal = true;
+	for (int i = 0; i < 6; i++) {
+		struct walk_peer *peer = walk_some_peer(-1);
+		struct walk_server *server = &walk.server[peer->server];
+		struct walk_grant *grant = walk_some_grant(peer);
+		uint64_t grant_id;
+		mwctl_result result;
+
+		walk_async_events(peer->server);
+		if (!grant || peer->options.polling != MWCTL_POLLING_OURS)
+			continue;
+		grant_id = grant->id;
+		mwctl_revoke(server->house.ctx, grant_id, 1000, &result);
+		walk_say(" server %d peer %d 0x%llx %s (%s)", peer->server, peer->index, (unsigned long long)grant_id,
+			 mwctl_status_text(result.status), mwctl_proof_text(result.proof));
+		WALK_AGREE(result.status != MWCTL_STATUS_OK || result.proof == MWCTL_PROOF_INVALIDATED,
+			   "grant 0x%llx is proved gone by a device that fakes success: %s",
+			   (unsigned long long)grant_id, mwctl_proof_text(result.proof));
+		walk_revoked(peer->server, grant_id, &result, true);
+		walk_poll(peer, 8);
+	}
+	for (int s = 0; s < WALK_SERVERS; s++) {
+		walk_tick(s);
+		for (int p = 0; p < WALK_PEERS; p++)
+			walk.server[s].peer[p].tainted = true;
+	}
+	for (int i = 0; i < 4; i++)
+		walk_use_key();
+	RC_CHECK_EQ(0, mwctl_sim_fault_release(id));
+	walk.fatal = false;
+}

@@ -1,0 +1,270 @@
+/* SPDX-License-Identifier: MIT OR Apache-2.0 */
+#include "walk_ops.h"
+#include "walk_faults.h"
+
+#include <string.h>
+
+/* A call reads the clock so much later than the walk did. */
+#define SLACK_NS 50000
+
+static struct walk_op ops[WALK_OPS];
+
+/* ---- results ---- */
+
+static struct walk_peer *peer_asked(int server, const mwctl_request *asked)
+{
+	for (int p = 0; p < WALK_PEERS; p++)
+		if (walk.server[server].peer[p].id.id == asked->peer.id)
+			return &walk.server[server].peer[p];
+	return NULL;
+}
+
+void walk_granted(int server, const mwctl_request *asked, const mwctl_result *result, uint64_t adopted,
+		  bool late)
+{
+	struct walk_peer *peer = peer_asked(server, asked);
+	struct walk_grant *grant = NULL;
+	bool hurt = !peer || walk_hurt(peer), excused = hurt;
+
+	if (adopted && peer)
+		grant = walk_find(peer->server, adopted);
+	switch (result->status) {
+	case MWCTL_STATUS_OK:
+		WALK_AGREE(result->grant && result->rkey, "a grant without id or key");
+		WALK_AGREE(!adopted || adopted == result->grant, "grant 0x%llx was reported as 0x%llx",
+			   (unsigned long long)adopted, (unsigned long long)result->grant);
+		if (adopted) {
+			/* A revocation may have been faster. */
+			if (grant && grant->standing == WALK_BINDING)
+				grant->standing = grant->waits ? WALK_REVOKING : WALK_LIVE;
+			return;
+		}
+		WALK_AGREE(peer != NULL, "a grant for a peer that was detached");
+		walk_add(peer, asked, result->grant, result->rkey, WALK_LIVE);
+		return;
+	case MWCTL_STATUS_TIMED_OUT:
+		excused |= late;
+		walk.counts.timed_out++;
+		break;
+	case MWCTL_STATUS_POOL_EMPTY:
+	case MWCTL_STATUS_DEVICE_LIMIT:
+	case MWCTL_STATUS_KEYS_EXHAUSTED:
+	case MWCTL_STATUS_NO_MEMORY:
+		/* For a call that may not wait the pool may be empty at any time. */
+		excused |= result->status == MWCTL_STATUS_POOL_EMPTY ? adopted == 0 :
+				   walk_fault_armed(MWCTL_SIM_FAIL_ALLOC_MW);
+		break;
+	default:
+		break;
+	}
+	walk.counts.failed++;
+	WALK_AGREE(excused, "a grant to server %d peer %d, which is well, failed: \"%s\" error %d",
+		   peer->server, peer->index, mwctl_status_text(result->status), result->error);
+	WALK_AGREE(!result->rkey, "a failed grant has rkey 0x%x", result->rkey);
+	if (peer)
+		peer->tainted |= result->status == MWCTL_STATUS_TIMED_OUT;
+	if (result->grant && peer) {
+		grant = walk_find(peer->server, result->grant);
+		if (!grant) {
+			walk_agree_peer(peer);
+			grant = walk_find(peer->server, result->grant);
+		}
+	}
+	/* Still there until it is proved gone; on the books or ended already. */
+	if (grant)
+		grant->standing = WALK_LOOSE;
+}
+
+void walk_revoked(int server, uint64_t id, const mwctl_result *result, bool late)
+{
+	struct walk_grant *grant = walk_find(server, id);
+	struct walk_peer *peer = grant ? walk_peer_of(grant) : NULL;
+	mwctl_grant_info info;
+	mwctl_status now;
+
+	switch (result->status) {
+	case MWCTL_STATUS_OK:
+		WALK_AGREE(result->grant == id, "the revocation of 0x%llx names 0x%llx", (unsigned long long)id,
+			   (unsigned long long)result->grant);
+		WALK_AGREE(result->proof > MWCTL_PROOF_NONE && result->proof <= MWCTL_PROOF_NEVER_BOUND,
+			   "grant 0x%llx was revoked without a proof", (unsigned long long)id);
+		walk.counts.revocations++;
+		if (!grant)
+			return;
+		WALK_AGREE(walk_hurt(peer) || result->proof == MWCTL_PROOF_INVALIDATED ||
+				   result->proof == MWCTL_PROOF_NEVER_BOUND,
+			   "a revocation of server %d peer %d, which is well, is proved by \"%s\"", server,
+			   grant->peer, mwctl_proof_text(result->proof));
+		walk_end(grant, result->proof);
+		return;
+	case MWCTL_STATUS_STALE_ID:
+		now = mwctl_grant_info_get(walk.server[server].house.ctx, id, &info, sizeof(info));
+		WALK_AGREE(now == MWCTL_STATUS_STALE_ID, "grant 0x%llx is open and was called stale",
+			   (unsigned long long)id);
+		WALK_AGREE(!grant || walk_may_end(grant), "grant 0x%llx ended and nobody was told",
+			   (unsigned long long)id);
+		if (grant)
+			walk_end(grant, MWCTL_PROOF_NONE);
+		return;
+	case MWCTL_STATUS_OPEN:
+		walk.counts.left_open++;
+		if (!grant)
+			return;
+		WALK_AGREE(late || walk_hurt(peer) || grant->standing == WALK_PREPARED || grant->in_hand,
+			   "grant 0x%llx of server %d peer %d, which is well, was reported open",
+			   (unsigned long long)id, server, grant->peer);
+		/* What is in the application's hands still is what it was. */
+		if (grant->standing != WALK_PREPARED && !grant->in_hand)
+			grant->standing = WALK_LOOSE;
+		peer->tainted = true;
+		return;
+	case MWCTL_STATUS_NOT_POSTED:
+		/* A prepared one that was dropped: the grant goes on. */
+		return;
+	default:
+		walk_differ("the revocation of 0x%llx ended with \"%s\" error %d", (unsigned long long)id,
+			    mwctl_status_text(result->status), result->error);
+	}
+}
+
+/* ---- operations ---- */
+
+struct walk_op *walk_op_begin(enum walk_kind kind, int server, uint64_t timeout_us)
+{
+	for (int i = 0; i < WALK_OPS; i++)
+		if (!ops[i].active) {
+			ops[i].active = true;
+			ops[i].kind = kind;
+			ops[i].server = server;
+			ops[i].timeout_us = timeout_us;
+			ops[i].soonest = walk_now() + timeout_us * 1000;
+			ops[i].latest = UINT64_MAX;
+			ops[i].calls = 0;
+			ops[i].status = MWCTL_STATUS_PENDING;
+			ops[i].n = 0;
+			return &ops[i];
+		}
+	return NULL;
+}
+
+void walk_op_started(struct walk_op *op)
+{
+	op->latest = walk_now() + op->timeout_us * 1000;
+}
+
+void walk_op_committed(struct walk_op *op)
+{
+	uint64_t now = walk_now(), deadline = op->soonest + SLACK_NS;
+
+	op->latest = now > deadline ? now : deadline;
+}
+
+void walk_op_awaits(struct walk_op *op, struct walk_grant *grant)
+{
+	op->ids[op->n++] = grant->id;
+	grant->waits++;
+	if (grant->standing == WALK_LIVE && !grant->in_hand)
+		grant->standing = WALK_REVOKING;
+}
+
+void walk_op_awaits_all(struct walk_op *op, bool (*which)(const struct walk_grant *, const void *),
+			const void *what)
+{
+	struct walk_server *server = &walk.server[op->server];
+
+	for (int i = 0; i < server->n_open; i++)
+		if (which(server->open[i], what))
+			walk_op_awaits(op, server->open[i]);
+}
+
+static void stop_waiting(struct walk_op *op)
+{
+	if (op->kind == WALK_GRANTS)
+		return;
+	for (size_t i = 0; i < op->n; i++) {
+		struct walk_grant *grant = walk_find(op->server, op->ids[i]);
+
+		if (grant)
+			grant->waits--;
+	}
+}
+
+void walk_op_drop(struct walk_op *op)
+{
+	stop_waiting(op);
+	op->active = false;
+}
+
+static bool is_for(const struct walk_op *op, uint64_t id)
+{
+	for (size_t i = 0; i < op->n; i++)
+		if (op->ids[i] == id)
+			return true;
+	return false;
+}
+
+void walk_op_done(void *user, mwctl_status status, const mwctl_result *results, size_t n)
+{
+	struct walk_op *op = user;
+	bool late = walk_now() >= op->soonest;
+	mwctl_status first = MWCTL_STATUS_OK;
+
+	WALK_AGREE(op->active && op->calls == 0, "a second callback for an operation");
+	op->calls++;
+	op->status = status;
+	walk.counts.ops++;
+	WALK_AGREE(n == op->n, "an operation of %zu items ended with %zu", op->n, n);
+	stop_waiting(op);
+	for (size_t i = 0; i < n; i++) {
+		if (first == MWCTL_STATUS_OK)
+			first = results[i].status;
+		if (op->kind == WALK_GRANTS) {
+			walk_granted(op->server, &op->asked[i], &results[i], op->ids[i], late);
+			continue;
+		}
+		WALK_AGREE(is_for(op, results[i].grant), "a revocation ended for grant 0x%llx, which it was not for",
+			   (unsigned long long)results[i].grant);
+		walk_revoked(op->server, results[i].grant, &results[i], late);
+	}
+	WALK_AGREE(status == first, "an operation ended with \"%s\", its first result with \"%s\"",
+		   mwctl_status_text(status), mwctl_status_text(first));
+	op->active = false;
+}
+
+int walk_ops_active(void)
+{
+	int n = 0;
+
+	for (int i = 0; i < WALK_OPS; i++)
+		n += ops[i].active;
+	return n;
+}
+
+void walk_ops_agree(int server, uint64_t now)
+{
+	for (int i = 0; i < WALK_OPS; i++)
+		WALK_AGREE(!ops[i].active || ops[i].server != server || ops[i].latest > now,
+			   "operation %d on server %d is %llu ns past its deadline and has not ended", i, server,
+			   (unsigned long long)(now - ops[i].latest));
+}
+
+bool walk_ops_adopt(const struct walk_peer *peer, const mwctl_request *asked, uint64_t id)
+{
+	for (int i = 0; i < WALK_OPS; i++) {
+		struct walk_op *op = &ops[i];
+
+		if (!op->active || op->kind != WALK_GRANTS || op->server != peer->server)
+			continue;
+		for (size_t k = 0; k < op->n; k++) {
+			const mwctl_request *it = &op->asked[k];
+
+			if (op->ids[k] || it->peer.id != asked->peer.id || it->region.id != asked->region.id ||
+			    it->addr != asked->addr || it->length != asked->length ||
+			    it->access != asked->access)
+				continue;
+			op->ids[k] = id;
+			return true;
+		}
+	}
+	return false;
+}

@@ -1,0 +1,58 @@
+/* SPDX-License-Identifier: MIT OR Apache-2.0 */
+/*
+ * walk_ops.h: operations under way, each of which must end exactly once, and what their results
+ * mean for the model.
+ */
+#ifndef WALK_OPS_H
+#define WALK_OPS_H
+
+#include "walk_model.h"
+
+#define WALK_OPS 64
+#define WALK_BATCH 8
+
+enum walk_kind { WALK_GRANTS, WALK_REVOKES, WALK_DETACH };
+
+struct walk_op {
+	bool active;
+	enum walk_kind kind;
+	int server;
+	uint64_t timeout_us;
+	uint64_t soonest, latest;      /* its deadline lies between the two */
+	int calls;
+	mwctl_status status;
+	size_t n;
+	uint64_t ids[WALK_OPEN];       /* the grants to end, or those that began */
+	mwctl_request asked[WALK_BATCH];
+};
+
+/* NULL: enough are under way. */
+struct walk_op *walk_op_begin(enum walk_kind kind, int server, uint64_t timeout_us);
+/* The call that starts it returned. */
+void walk_op_started(struct walk_op *op);
+/* … or the chain that carries it was committed or dropped. */
+void walk_op_committed(struct walk_op *op);
+/* … or was refused: it never began. */
+void walk_op_drop(struct walk_op *op);
+void walk_op_done(void *user, mwctl_status status, const mwctl_result *results, size_t n);
+/* Makes the operation wait for the end of a grant. */
+void walk_op_awaits(struct walk_op *op, struct walk_grant *grant);
+/* Makes it wait for all that are open and that `which` picks. */
+void walk_op_awaits_all(struct walk_op *op, bool (*which)(const struct walk_grant *, const void *),
+			const void *what);
+int walk_ops_active(void);
+/* Called after a tick or poll that began at `now`: nothing is left whose deadline had passed. */
+void walk_ops_agree(int server, uint64_t now);
+/* Whether some operation asked for this grant. */
+bool walk_ops_adopt(const struct walk_peer *peer, const mwctl_request *asked, uint64_t id);
+
+/* ---- results ---- */
+
+/* A grant that a call asked for has ended so. `adopted`: the id that was found for it;
+ * `late`: its deadline may have passed for no fault of the library. */
+void walk_granted(int server, const mwctl_request *asked, const mwctl_result *result, uint64_t adopted,
+		  bool late);
+/* A revocation of a grant has ended so. */
+void walk_revoked(int server, uint64_t id, const mwctl_result *result, bool late);
+
+#endif
