@@ -160,7 +160,7 @@ children+=($!)
 	-chardev "file,id=out,path=${tmp//,/,,}/out" -device virtserialport,chardev=out,name=out \
 	-chardev "file,id=err,path=${tmp//,/,,}/err" -device virtserialport,chardev=err,name=err \
 	-serial "file:$tmp/console" \
-	-append 'console=ttyS0 panic=-1 oops=panic maxcpus=1' >"$tmp/qemu" 2>&1) &
+	-append 'console=ttyS0 panic=-1 oops=panic maxcpus=1 no_timer_check' >"$tmp/qemu" 2>&1) &
 qemu=$!
 children+=("$qemu")
 ended=0

@@ -84,6 +84,22 @@ void party_invalidate(struct party *party)
 	RC_CHECK_STATUS(IBV_WC_SUCCESS, rc_invalidate(&party->pair.server, party->rkey));
 }
 
+bool party_revoke_under_fire(struct party *party)
+{
+	enum ibv_wc_status status = rc_invalidate(&party->pair.server, party->rkey);
+	struct ibv_pd *pd = party->mw->pd;
+
+	if (status == IBV_WC_SUCCESS)
+		return true;
+	if (party->pair.device->kind == RC_DEVICE_SIM)
+		RC_CHECK_STATUS(IBV_WC_SUCCESS, status);
+	RC_CHECK_STATUS(IBV_WC_WR_FLUSH_ERR, status);
+	rc_await_state(party->pair.server.qp, IBV_QPS_ERR);
+	rc_mw_dealloc(party->mw);
+	party->mw = rc_mw_alloc(pd, IBV_MW_TYPE_2);
+	return false;
+}
+
 void party_dealloc(struct party *party)
 {
 	rc_mw_dealloc(party->mw);

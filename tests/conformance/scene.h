@@ -39,6 +39,13 @@ void scene_close(struct scene *scene);
 void party_bind(struct party *party, unsigned int access);
 /* Invalidates it by LOCAL_INV; that must succeed. */
 void party_invalidate(struct party *party);
+/*
+ * The same while the client writes. It may be denied, and the server's QP dead of it, before
+ * the invalidate's completion is written: rxe then flushes an invalidate that was done. That
+ * proves nothing, so the window is deallocated and another one takes its place. True if the
+ * invalidate itself was the proof.
+ */
+bool party_revoke_under_fire(struct party *party);
 /* Takes the window away for good. */
 void party_dealloc(struct party *party);
 
