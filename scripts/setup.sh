@@ -20,6 +20,24 @@ need_command() {
 need_header() {
 	compgen -G "/usr/include/$1" >/dev/null || compgen -G "/usr/include/*/$1" >/dev/null || missing+=("$2")
 }
+install_missing() {
+	[[ ${#missing[@]} -gt 0 ]] || return 0
+	command -v apt-get >/dev/null ||
+		die "missing, by Debian's names: ${missing[*]}. This machine has no apt-get: install their like"
+	local as_root=()
+	if [[ $(id -u) -ne 0 ]]; then
+		command -v sudo >/dev/null || die "missing: apt-get install ${missing[*]} (as root)"
+		as_root=(sudo)
+	fi
+	say "installing ${missing[*]}"
+	local install=("${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -qq -y
+		--no-install-recommends "${missing[@]}")
+	# The lists of packages may be old, or none.
+	"${install[@]}" >&2 || { "${as_root[@]}" apt-get update -qq >&2 && "${install[@]}" >&2; } ||
+		die "cannot install ${missing[*]}"
+	missing=()
+}
+
 need_command gcc gcc
 need_command g++ g++
 need_command clang clang
@@ -31,26 +49,13 @@ need_command ibv_devinfo ibverbs-utils
 need_header stdio.h libc6-dev
 need_header infiniband/verbs.h libibverbs-dev
 need_header rdma/rdma_cma.h librdmacm-dev
-# Without an installed libclang 14 or 15, scripts/libclang.sh fetches one with pip.
+install_missing
+# Without an installed libclang 14 or 15 (clang brings Debian 12's), scripts/libclang.sh fetches one
+# with pip.
 if ! scripts/libclang.sh --list | grep -q '^1[45] ' && ! python3 -m pip --version >/dev/null 2>&1; then
 	missing+=(python3-pip)
 fi
-
-if [[ ${#missing[@]} -gt 0 ]]; then
-	command -v apt-get >/dev/null ||
-		die "missing, by Debian's names: ${missing[*]}. This machine has no apt-get: install their like"
-	as_root=()
-	if [[ $(id -u) -ne 0 ]]; then
-		command -v sudo >/dev/null || die "missing: apt-get install ${missing[*]} (as root)"
-		as_root=(sudo)
-	fi
-	say "installing ${missing[*]}"
-	install=("${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -qq -y
-		--no-install-recommends "${missing[@]}")
-	# The lists of packages may be old, or none.
-	"${install[@]}" >&2 || { "${as_root[@]}" apt-get update -qq >&2 && "${install[@]}" >&2; } ||
-		die "cannot install ${missing[*]}"
-fi
+install_missing
 
 # ---- Rust ----
 
