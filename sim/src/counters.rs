@@ -9,8 +9,9 @@ use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 
 pub const POSTS: usize = 0;
-/// By opcode: sixteen of them.
+/// By opcode.
 pub const SEND_WRS: usize = 1;
+pub const OPCODES: usize = 16;
 pub const RECV_WRS: usize = 17;
 pub const POLLS: usize = 18;
 pub const COMPLETIONS: usize = 19;

@@ -2,10 +2,10 @@
 
 use crate::context::Context;
 use crate::counters;
-use crate::engine::{self, Work};
+use crate::engine::Work;
 use crate::guard::{guard, guard_ptr};
 use crate::object::{self, Object};
-use crate::post::Post;
+use crate::post::{run, Post};
 use crate::qp::{self, Qp};
 use crate::sq::{self, Data, Wqe};
 use libc::{c_int, c_void};
@@ -135,8 +135,7 @@ unsafe extern "C" fn complete(qp: *mut ibv_qp_ex) -> c_int {
         // SAFETY: the lock guards the batch.
         let r = post(qp, unsafe { &mut *qp.batch.get() }, &mut work);
         qp.post_lock.unlock();
-        engine::run(qp, &mut work);
-        work.finish();
+        run(qp, &mut work);
         r.err().unwrap_or(0)
     })
 }
@@ -166,6 +165,7 @@ fn post(qp: &'static Qp, batch: &mut Batch, work: &mut Work) -> Result<(), c_int
             return Err(e);
         }
     }
+    post.count();
     post.silent_error().map_or(Ok(()), Err)
 }
 

@@ -8,7 +8,8 @@ use crate::guard::guard;
 use crate::misuse::{self, Rule};
 use crate::model::{self, Profile};
 use crate::mw::{self, Mw};
-use crate::object::{self, Object};
+use crate::object;
+use crate::owner_lock::Held;
 use crate::qp::Qp;
 use crate::rq;
 use crate::sq::{self, Data, Sq, Wqe};
@@ -62,6 +63,8 @@ pub struct Post {
     state: u32,
     position: u32,
     struck: Struck,
+    /// How many were added, by opcode.
+    added: [u64; counters::OPCODES],
 }
 
 impl Post {
@@ -84,6 +87,7 @@ impl Post {
             state,
             position: 0,
             struck,
+            added: [0; counters::OPCODES],
         })
     }
 
@@ -136,10 +140,17 @@ impl Post {
             IBV_WR_BIND_MW => self.note_bind(&wqe),
             _ => {}
         }
-        counters::bump(counters::SEND_WRS + wqe.opcode as usize % 16);
+        self.added[wqe.opcode as usize % counters::OPCODES] += 1;
         // SAFETY: by the contract; the limits are checked.
         unsafe { queue.push(wqe, data) };
         Ok(())
+    }
+
+    /// What was added stays: it counts.
+    pub fn count(&self) {
+        for (opcode, &n) in self.added.iter().enumerate().filter(|(_, &n)| n != 0) {
+            counters::add(counters::SEND_WRS + opcode, n);
+        }
     }
 
     fn note_bind(&self, wqe: &Wqe) {
@@ -296,11 +307,13 @@ unsafe fn send(
         let added =
             unsafe { parse(qp, one) }.and_then(|(wqe, data)| unsafe { post.add(&mut queue, wqe, data) });
         if let Err(e) = added {
+            post.count();
             unsafe { *bad = wr };
             return Err(e);
         }
         wr = one.next;
     }
+    post.count();
     match post.silent_error() {
         Some(e) => {
             unsafe { *bad = std::ptr::null_mut() };
@@ -310,17 +323,30 @@ unsafe fn send(
     }
 }
 
-/// Takes the lock of an extended or single-threaded QP, posts, and runs what was posted.
-fn with_queue(qp: &'static Qp, body: impl FnOnce(&mut Work) -> Result<(), c_int>) -> Result<(), c_int> {
-    let _owned = match qp.is_owned.load(Relaxed) {
-        true => Some(qp.post_lock.hold()?),
-        false => None,
-    };
-    let mut work = Work::new();
-    let r = body(&mut work);
-    engine::run(qp, &mut work);
+/// Posts one work request without data. The error inside is a fault's, returned although it is
+/// queued.
+///
+/// # Safety
+/// As `Post::add`.
+unsafe fn post_one(qp: &'static Qp, wqe: Wqe, work: &mut Work) -> Result<Option<c_int>, c_int> {
+    let mut post = Post::begin(qp, work)?;
+    unsafe { post.add(&mut qp.sq.lock(), wqe, Data::None)? };
+    post.count();
+    Ok(post.silent_error())
+}
+
+/// Takes the lock of an extended or single-threaded QP for the time of a post.
+fn own(qp: &Qp) -> Result<Option<Held<'_>>, c_int> {
+    match qp.is_owned.load(Relaxed) {
+        true => qp.post_lock.hold().map(Some),
+        false => Ok(None),
+    }
+}
+
+/// Runs what was posted, and what that sets in motion.
+pub fn run(qp: &'static Qp, work: &mut Work) {
+    engine::run(qp, work);
     work.finish();
-    r
 }
 
 pub unsafe extern "C" fn post_send(
@@ -329,34 +355,20 @@ pub unsafe extern "C" fn post_send(
     bad: *mut *mut ibv_send_wr,
 ) -> c_int {
     guard(libc::EIO, || {
-        let result = unsafe { object::get::<Qp>(qp) }.and_then(|qp| {
-            let mut begun = false;
-            let r = with_queue(qp, |work| {
-                begun = true;
-                unsafe { send(qp, wr, bad, work) }
-            });
-            if !begun {
-                unsafe { *bad = wr };
-            }
-            r
-        });
-        match result {
-            Ok(()) => 0,
+        let owned = unsafe { object::get::<Qp>(qp) }.and_then(|qp| Ok((qp, own(qp)?)));
+        let (qp, held) = match owned {
+            Ok(owned) => owned,
             Err(e) => {
-                if unsafe { object_is_dead(qp) } {
-                    unsafe { *bad = wr };
-                }
-                e
+                unsafe { *bad = wr };
+                return e;
             }
-        }
+        };
+        let mut work = Work::new();
+        let r = unsafe { send(qp, wr, bad, &mut work) };
+        drop(held);
+        run(qp, &mut work);
+        r.err().unwrap_or(0)
     })
-}
-
-/// # Safety
-/// `qp` is NULL or came from this device.
-unsafe fn object_is_dead(qp: *mut ibv_qp) -> bool {
-    // SAFETY: objects are never freed.
-    unsafe { qp.cast::<Qp>().as_ref() }.map_or(true, |qp| !qp.alive())
 }
 
 pub unsafe extern "C" fn post_recv(
@@ -397,13 +409,16 @@ pub unsafe fn bind_type1(qp: *mut ibv_qp, mw: *mut ibv_mw, bind: *mut ibv_mw_bin
         let mut to = unsafe { sq::bind_of(mw, new, &bind.bind_info) };
         to.type1 = true;
         wqe.bind = Some(to);
-        with_queue(qp, |work| {
-            let mut post = Post::begin(qp, work)?;
-            unsafe { post.add(&mut qp.sq.lock(), wqe, Data::None)? };
-            // The key is the application's from the post on, whatever becomes of the bind.
+        let held = own(qp)?;
+        let mut work = Work::new();
+        let r = unsafe { post_one(qp, wqe, &mut work) };
+        if matches!(r, Ok(None)) {
+            // The new key is the application's from the post on, whatever becomes of the bind.
             unsafe { (*mw).rkey = new };
-            post.silent_error().map_or(Ok(()), Err)
-        })
+        }
+        drop(held);
+        run(qp, &mut work);
+        r?.map_or(Ok(()), Err)
     })();
     result.err().unwrap_or(0)
 }

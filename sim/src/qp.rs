@@ -421,23 +421,21 @@ pub unsafe extern "C" fn ibv_create_qp(pd: *mut ibv_pd, attr: *mut ibv_qp_init_a
     })
 }
 
-/// Ends a QP: nothing of it runs any more, its work requests are gone without completions.
-fn destroy(qp: &'static Qp, work: &mut Work) {
+/// Nothing of a QP runs any more, nobody finds it, and what was posted is gone without
+/// completions.
+fn silence(qp: &'static Qp, work: &mut Work) {
+    TABLE.entry(qp.number()).0.set(None);
     // Packets in other threads see the state and stop; then their locks are free.
-    let number = qp.number();
-    TABLE.entry(number).0.set(None);
     qp.state.store(IBV_QPS_RESET, Release);
-    {
-        let mut x = qp.exec.lock();
-        x.discard(qp);
-        *x = Exec::default();
-    }
-    {
-        let mut rq = qp.rq.lock();
-        rq.discard(qp, work);
-        *rq = Rq::default();
-    }
+    qp.exec.lock().discard(qp);
+    qp.rq.lock().discard(qp, work);
     *qp.delay.lock() = None;
+}
+
+/// Gives up what a silenced QP has.
+fn retire(qp: &'static Qp) {
+    *qp.exec.lock() = Exec::default();
+    *qp.rq.lock() = Rq::default();
     for cq in [qp.send_cq.get(), qp.recv_cq.get()].into_iter().flatten() {
         cq.detach(qp);
         cq.users.leave();
@@ -450,7 +448,7 @@ fn destroy(qp: &'static Qp, work: &mut Work) {
         pd.users.leave();
     }
     qp.context().qps.give();
-    NUMBERS.put(number);
+    NUMBERS.put(qp.number());
     POOL.put(qp);
 }
 
@@ -476,15 +474,16 @@ pub unsafe extern "C" fn ibv_destroy_qp(qp: *mut ibv_qp) -> c_int {
                 format_args!("a queue pair was destroyed with {windows} windows bound to it"),
             );
         }
+        let mut work = Work::new();
+        silence(qp, &mut work);
+        work.finish();
+        // No event is raised any more; acknowledging those that were taken needs a living object.
         qp.context().events.remove(|e| matches!(e.subject, Subject::Qp(other) if std::ptr::eq(other, qp)));
-        // Acknowledging needs a living object.
         qp.acks.wait_all();
         if !qp.live.end() {
             return Err(libc::EINVAL);
         }
-        let mut work = Work::new();
-        destroy(qp, &mut work);
-        work.finish();
+        retire(qp);
         Ok(())
     })
 }
@@ -494,7 +493,8 @@ pub fn destroy_all_of(context: &Context) {
     for number in 0..NUMBERS.high_water() {
         if let Some(qp) = find(number).filter(|qp| std::ptr::eq(qp.context(), context)) {
             if qp.live.end() {
-                destroy(qp, &mut work);
+                silence(qp, &mut work);
+                retire(qp);
             }
         }
     }
@@ -505,7 +505,8 @@ pub fn drop_zombies() {
     let zombies: Vec<_> = ZOMBIES.lock().drain(..).collect();
     let mut work = Work::new();
     for qp in zombies {
-        destroy(qp, &mut work);
+        silence(qp, &mut work);
+        retire(qp);
     }
     work.finish();
 }
