@@ -340,6 +340,11 @@ typedef struct mwctl_stats {
   uint64_t keys_reused;
   // The smallest number of grants between two uses of one rkey; 0 while none came round.
   uint64_t smallest_key_distance;
+  // The shortest time between two uses of one rkey, in nanoseconds; 0 while none came round.
+  uint64_t smallest_key_age_ns;
+  // Deallocated windows whose used keys are no longer remembered: should the device hand out
+  // their numbers again, the distance is not kept for them.
+  uint64_t keys_forgotten;
 } mwctl_stats;
 
 // Options of mwctl_domain_open. All zero is the default.
@@ -348,7 +353,8 @@ typedef struct mwctl_domain_options {
   uint32_t reserve;
   // Windows at most; 0: as many as the device allocates.
   uint32_t limit;
-  // Grants of other windows before an rkey may be used again; 0: 1,000,000.
+  // Grants of other windows before an rkey may be used again; 0: 1,000,000. UINT64_MAX: never
+  // while a client lives that was attached when it was last in use.
   uint64_t key_distance;
   // Parent domains of the PD, for whose queue pairs and regions it stands.
   struct ibv_pd *const *aliases;
@@ -613,7 +619,7 @@ mwctl_status mwctl_domain_open(struct mwctl_context *ctx,
                                struct mwctl_domain *domain);
 
 // Ends the management of a PD and deallocates its windows. Refused with BUSY while a peer or
-// region of it is attached.
+// region of it is attached; mwctl_domain_grants lists what is still open.
 // May wait (a kernel call a window).
 mwctl_status mwctl_domain_close(struct mwctl_context *ctx, struct mwctl_domain domain);
 
@@ -983,6 +989,15 @@ mwctl_status mwctl_peer_grants(struct mwctl_context *ctx,
                                uint64_t *grants,
                                size_t room,
                                size_t *n);
+
+// The ids of a domain's open grants, likewise: what is in the way of mwctl_domain_close. Walks
+// over all windows of the context.
+// Never waits.
+mwctl_status mwctl_domain_grants(struct mwctl_context *ctx,
+                                 struct mwctl_domain domain,
+                                 uint64_t *grants,
+                                 size_t room,
+                                 size_t *n);
 
 // The ids of the open grants that touch a range, likewise.
 // Never waits.

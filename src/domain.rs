@@ -1,6 +1,6 @@
 //! Domains: protection domains under management, each with its pool of windows.
 
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 
@@ -11,6 +11,7 @@ use crate::keys::KeyRing;
 use crate::pool::Pool;
 use crate::stats::{add, count};
 use crate::status::{Result, Status};
+use crate::time::now_ns;
 use crate::window::State;
 
 /// Grants of other windows before an rkey may be used again, unless the options say otherwise.
@@ -156,7 +157,8 @@ impl Context {
     /// call.
     pub fn refill(&self, index: u32, ready: usize) -> Result<()> {
         let slot = self.domains.at(index);
-        loop {
+        // A device that hands back the numbers of deallocated windows gives ones that must rest.
+        for _ in 0..ready * 2 + GROWTH {
             let pd = {
                 let mut body = slot.body.lock();
                 body.wants_refill = false;
@@ -173,7 +175,8 @@ impl Context {
                 Ok(window) => {
                     let mut body = slot.body.lock();
                     body.pool.windows += 1;
-                    body.pool.give(window, 0);
+                    let due = self.windows.at(window).keys.lock().due(body.options.key_distance);
+                    body.pool.give(window, due);
                 }
                 Err(status) => {
                     let body = slot.body.lock();
@@ -184,6 +187,7 @@ impl Context {
                 }
             }
         }
+        Err(Self::exhausted(&slot.body.lock().pool))
     }
 
     /// Makes an empty pool ready for `more` grants, and by some more for the next, so that windows
@@ -238,7 +242,8 @@ impl Context {
         window.mw.store(mw.raw(), Ordering::Release);
         window.device_rkey.store(rkey, Ordering::Release);
         window.domain.store(domain, Ordering::Release);
-        *window.keys.lock() = KeyRing::new(self.random.lock().next(), rkey as u8);
+        let recalled = self.domains.at(domain).body.lock().pool.recall(rkey >> 8);
+        *window.keys.lock() = recalled.unwrap_or_else(|| KeyRing::new(self.random.lock().next(), rkey as u8));
         window.set_state(State::Free);
         self.rkeys.set(rkey >> 8, Some(index));
         Ok(index)
@@ -276,7 +281,7 @@ impl Context {
     /// A window for a grant, with its next rkey. Never waits.
     pub fn take_window(&self, domain: u32) -> Option<(u32, u32)> {
         let mut body = self.domains.at(domain).body.lock();
-        let Some(index) = body.pool.take() else {
+        let Some((index, renewed)) = body.pool.take() else {
             body.wants_refill = true;
             drop(body);
             count(&self.counters.pool_misses);
@@ -294,19 +299,19 @@ impl Context {
         }
         let window = self.windows.at(index);
         let mut keys = window.keys.lock();
-        if let Some(distance) = keys.distance(now) {
-            count(&self.counters.keys_reused);
-            self.note_distance(distance);
+        if renewed {
+            keys.renew();
         }
-        let key = keys.take(now);
-        let rkey = window.device_rkey.load(Ordering::Acquire) & !0xff | key as u32;
+        let time = now_ns();
+        if let (Some(distance), Some(age)) = (keys.distance(now), keys.age(time)) {
+            count(&self.counters.keys_reused);
+            note_smallest(&self.counters.smallest_key_distance, distance);
+            note_smallest(&self.counters.smallest_key_age_ns, age);
+        }
+        let device_rkey = window.device_rkey.load(Ordering::Acquire);
+        let key = keys.take(now, time, device_rkey as u8);
+        let rkey = device_rkey & !0xff | key as u32;
         Some((index, rkey))
-    }
-
-    fn note_distance(&self, distance: u64) {
-        let smallest = &self.counters.smallest_key_distance;
-        let lower = |old: u64| (old == 0 || distance < old).then_some(distance);
-        let _ = smallest.fetch_update(Ordering::Relaxed, Ordering::Relaxed, lower);
     }
 
     /// Gives an unbound window back to its pool.
@@ -320,8 +325,16 @@ impl Context {
 
     /// A window whose object is gone leaves its domain.
     pub fn forget_window(&self, index: u32) {
-        let domain = self.windows.at(index).domain.load(Ordering::Acquire);
-        self.domains.at(domain).body.lock().pool.windows -= 1;
+        let window = self.windows.at(index);
+        let domain = window.domain.load(Ordering::Acquire);
+        let number = window.device_rkey.load(Ordering::Acquire) >> 8;
+        let keys = std::mem::take(&mut *window.keys.lock());
+        let mut body = self.domains.at(domain).body.lock();
+        body.pool.windows -= 1;
+        if body.pool.remember(number, keys) {
+            count(&self.counters.keys_forgotten);
+        }
+        drop(body);
         self.give_slot(index);
     }
 
@@ -329,4 +342,10 @@ impl Context {
         add(&self.counters.binds_posted, binds);
         add(&self.counters.invalidates_posted, invalidates);
     }
+}
+
+/// Keeps the smallest value other than 0.
+fn note_smallest(smallest: &AtomicU64, value: u64) {
+    let lower = |old: u64| (old == 0 || value < old).then_some(value);
+    let _ = smallest.fetch_update(Ordering::Relaxed, Ordering::Relaxed, lower);
 }

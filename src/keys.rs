@@ -15,8 +15,10 @@ pub struct KeyRing {
     start: u8,
     /// Keys used so far.
     used: u64,
-    /// For each segment: the domain's count of grants when its newest key was last bound.
+    /// For each segment: the domain's count of grants when its newest key was last bound, and the
+    /// time.
     last_use: [u64; SEGMENTS],
+    last_time: [u64; SEGMENTS],
 }
 
 impl KeyRing {
@@ -24,7 +26,7 @@ impl KeyRing {
     pub fn new(random: u64, current: u8) -> Self {
         let step = (random as u8) | 1;
         let start = current.wrapping_add(step);
-        KeyRing { step, start, used: 0, last_use: [0; SEGMENTS] }
+        KeyRing { step, start, ..KeyRing::default() }
     }
 
     fn segment(&self) -> usize {
@@ -44,13 +46,33 @@ impl KeyRing {
         (self.used >= KEYS).then(|| now - self.last_use[self.segment()])
     }
 
-    /// Takes the next key. `now` is the domain's count of grants.
-    pub fn take(&mut self, now: u64) -> u8 {
-        let step = self.step.wrapping_mul(self.used as u8);
-        let key = self.start.wrapping_add(step);
-        self.last_use[self.segment()] = now;
-        self.used += 1;
-        key
+    /// Nanoseconds since the next key was last valid; `None` if it never was.
+    pub fn age(&self, time: u64) -> Option<u64> {
+        (self.used >= KEYS).then(|| time.saturating_sub(self.last_time[self.segment()]))
+    }
+
+    /// Takes the next key that is not `current`, the one that the window has: a bind changes it.
+    /// `now` is the domain's count of grants.
+    pub fn take(&mut self, now: u64, time: u64, current: u8) -> u8 {
+        loop {
+            let key = self.start.wrapping_add(self.step.wrapping_mul(self.used as u8));
+            let segment = self.segment();
+            self.last_use[segment] = now;
+            self.last_time[segment] = time;
+            self.used += 1;
+            if key != current {
+                return key;
+            }
+        }
+    }
+
+    pub fn is_used(&self) -> bool {
+        self.used > 0
+    }
+
+    /// All that may remember a key of this ring is gone: it starts over.
+    pub fn renew(&mut self) {
+        self.used = 0;
     }
 }
 
@@ -92,23 +114,37 @@ mod tests {
     fn all_keys_come_up_once_a_round_and_the_fresh_one_last() {
         for random in [0, 1, 77, u64::MAX] {
             let mut ring = KeyRing::new(random, 42);
-            let round: Vec<u8> = (0..KEYS).map(|n| ring.take(n)).collect();
+            let mut current = 42;
+            let mut next = |n| {
+                current = ring.take(n, 0, current);
+                current
+            };
+            let round: Vec<u8> = (0..KEYS).map(&mut next).collect();
             let mut sorted = round.clone();
             sorted.sort_unstable();
             assert_eq!(sorted, (0..=255).collect::<Vec<u8>>());
             assert_eq!(*round.last().unwrap(), 42);
-            assert_eq!(ring.take(KEYS), round[0]);
+            assert_eq!(next(KEYS), round[0]);
         }
+    }
+
+    #[test]
+    fn the_current_key_is_passed_over() {
+        let mut ring = KeyRing::new(5, 0);
+        let first = KeyRing::new(5, 0).take(0, 0, 1);
+        assert_ne!(ring.take(0, 0, first), first);
     }
 
     #[test]
     fn the_distance_never_overstates() {
         let mut ring = KeyRing::new(5, 0);
         let mut last = [None::<u64>; 256];
+        let mut current = 0;
         for now in 0..2000u64 {
             let kept = ring.distance(now);
             let due = ring.due(100);
-            let key = ring.take(now);
+            current = ring.take(now, 0, current);
+            let key = current;
             match last[key as usize].replace(now) {
                 None => assert_eq!((kept, due), (None, 0)),
                 Some(before) => {

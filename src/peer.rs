@@ -58,6 +58,8 @@ pub struct PeerBody {
     pub life: Life,
     pub qp: Option<Qp>,
     pub domain: u32,
+    /// Its number among the domain's clients.
+    arrival: u64,
     pub send_queue: u32,
     pub recv_queue: u32,
     pub mode: Mode,
@@ -182,7 +184,11 @@ impl Context {
                 return Err(status);
             }
         };
-        domain_slot.body.lock().peers += 1;
+        let arrival = {
+            let mut domain_body = domain_slot.body.lock();
+            domain_body.peers += 1;
+            domain_body.pool.enter()
+        };
         let slot = self.peers.at(index);
         slot.qp_num.store(number, Ordering::Release);
         slot.domain.store(domain_index, Ordering::Release);
@@ -197,6 +203,7 @@ impl Context {
         fresh.life = if facts.state == verbs::IBV_QPS_RTS { Life::Live } else { Life::Connecting };
         fresh.qp = Some(qp);
         fresh.domain = domain_index;
+        fresh.arrival = arrival;
         (fresh.send_queue, fresh.recv_queue) = (send_queue, recv_queue);
         fresh.mode = options.mode;
         fresh.polling_thread = options.polling_thread;
@@ -333,14 +340,18 @@ impl Context {
         }
         body.life = Life::Unused;
         body.qp = None;
-        let (domain, send_queue, recv_queue) = (body.domain, body.send_queue, body.recv_queue);
+        let (domain, arrival) = (body.domain, body.arrival);
+        let (send_queue, recv_queue) = (body.send_queue, body.recv_queue);
         // Whoever polls holds a queue's lock and takes this one: leave the queues without it.
         drop(body);
         self.queues.leave(send_queue);
         if recv_queue != send_queue {
             self.queues.leave(recv_queue);
         }
-        self.domains.at(domain).body.lock().peers -= 1;
+        let mut domain_body = self.domains.at(domain).body.lock();
+        domain_body.peers -= 1;
+        domain_body.pool.leave(arrival);
+        drop(domain_body);
         self.peers.give(index);
         Ok(())
     }

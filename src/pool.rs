@@ -2,15 +2,33 @@
 //!
 //! A window with keys that were never used waits in line, first in, first out. One whose next key
 //! has been used before rests until enough grants have gone by; those that rest go out first once
-//! they are due, the longest unused before the others.
+//! they are due, the longest unused before the others. Where keys are never to come back while a
+//! client lives that may remember them, a used-up window retires until all such clients have left.
 
 use std::cmp::Reverse;
-use std::collections::{BinaryHeap, VecDeque};
+use std::collections::{BTreeSet, BinaryHeap, HashMap, VecDeque};
+
+use crate::keys::KeyRing;
+
+/// The due of a key that is not used again while a client lives that may remember it.
+pub const NEVER: u64 = u64::MAX;
+/// Deallocated windows whose keys are remembered, for the case that the device hands out their
+/// numbers again.
+const REMEMBERED: usize = 1 << 16;
 
 #[derive(Default)]
 pub struct Pool {
     ready: VecDeque<u32>,
     resting: BinaryHeap<Reverse<(u64, u32)>>,
+    /// Used-up windows, each with the count of clients that ever came when its last key went out.
+    retired: VecDeque<(u64, u32)>,
+    /// The clients that live, by when they came.
+    clients: BTreeSet<u64>,
+    /// Clients that ever came.
+    arrivals: u64,
+    /// The key rings of deallocated windows by their number, and the order in which they went.
+    remembered: HashMap<u32, KeyRing>,
+    oldest_first: VecDeque<u32>,
     /// Grants that took a window from this pool so far.
     pub grants: u64,
     /// Windows that belong to the domain, free or bound.
@@ -20,19 +38,39 @@ pub struct Pool {
 impl Pool {
     /// Gives a window back. `due` is the count of grants from which its next key may be bound.
     pub fn give(&mut self, window: u32, due: u64) {
-        if due <= self.grants {
+        if due == NEVER {
+            self.retired.push_back((self.arrivals, window));
+        } else if due <= self.grants {
             self.ready.push_back(window);
         } else {
             self.resting.push(Reverse((due, window)));
         }
     }
 
-    pub fn take(&mut self) -> Option<u32> {
-        let due = matches!(self.resting.peek(), Some(Reverse((due, _))) if *due <= self.grants);
-        let window =
-            if due { self.resting.pop().map(|Reverse((_, window))| window) } else { self.ready.pop_front() }?;
+    /// A window for the next grant, and whether its keys start over.
+    pub fn take(&mut self) -> Option<(u32, bool)> {
+        let renewed = self.take_retired();
+        let window = renewed.or_else(|| self.take_due()).or_else(|| self.ready.pop_front())?;
         self.grants += 1;
-        Some(window)
+        Some((window, renewed.is_some()))
+    }
+
+    /// A used-up window that no living client can remember.
+    fn take_retired(&mut self) -> Option<u32> {
+        let (came, _) = *self.retired.front()?;
+        let oldest = self.clients.first().copied().unwrap_or(NEVER);
+        if oldest < came {
+            return None;
+        }
+        self.retired.pop_front().map(|(_, window)| window)
+    }
+
+    fn take_due(&mut self) -> Option<u32> {
+        let Reverse((due, _)) = *self.resting.peek()?;
+        if due > self.grants {
+            return None;
+        }
+        self.resting.pop().map(|Reverse((_, window))| window)
     }
 
     pub fn ready(&self) -> usize {
@@ -40,12 +78,55 @@ impl Pool {
     }
 
     pub fn resting(&self) -> usize {
-        self.resting.len()
+        self.resting.len() + self.retired.len()
     }
 
     /// Takes any free window, due or not, to deallocate it.
     pub fn drain(&mut self) -> Option<u32> {
-        self.ready.pop_front().or_else(|| self.resting.pop().map(|Reverse((_, window))| window))
+        let resting = || self.resting.pop().map(|Reverse((_, window))| window);
+        let window = self.ready.pop_front().or_else(resting);
+        window.or_else(|| self.retired.pop_front().map(|(_, window)| window))
+    }
+
+    /// A client comes; its number is what `leave` wants.
+    pub fn enter(&mut self) -> u64 {
+        let client = self.arrivals;
+        self.clients.insert(client);
+        self.arrivals += 1;
+        client
+    }
+
+    pub fn leave(&mut self, client: u64) {
+        self.clients.remove(&client);
+    }
+
+    /// The window with this number was deallocated. Returns whether an older one is forgotten for
+    /// it.
+    pub fn remember(&mut self, number: u32, keys: KeyRing) -> bool {
+        if !keys.is_used() {
+            return false;
+        }
+        if self.remembered.insert(number, keys).is_none() {
+            self.oldest_first.push_back(number);
+        }
+        if self.remembered.len() <= REMEMBERED {
+            return false;
+        }
+        while let Some(oldest) = self.oldest_first.pop_front() {
+            if self.remembered.remove(&oldest).is_some() {
+                break;
+            }
+        }
+        true
+    }
+
+    /// The keys of the former window with this number.
+    pub fn recall(&mut self, number: u32) -> Option<KeyRing> {
+        let keys = self.remembered.remove(&number);
+        if keys.is_some() {
+            self.oldest_first.retain(|other| *other != number);
+        }
+        keys
     }
 }
 
@@ -58,7 +139,7 @@ mod tests {
         let mut pool = Pool::default();
         pool.give(1, 0);
         pool.give(2, 0);
-        assert_eq!((pool.take(), pool.take(), pool.take()), (Some(1), Some(2), None));
+        assert_eq!((pool.take(), pool.take(), pool.take()), (Some((1, false)), Some((2, false)), None));
     }
 
     #[test]
@@ -68,9 +149,37 @@ mod tests {
         assert_eq!(pool.take(), None);
         for window in [1, 2] {
             pool.give(window, 0);
-            assert_eq!(pool.take(), Some(window));
+            assert_eq!(pool.take(), Some((window, false)));
         }
         pool.give(3, 0);
-        assert_eq!(pool.take(), Some(7));
+        assert_eq!(pool.take(), Some((7, false)));
+    }
+
+    #[test]
+    fn a_retired_window_waits_for_all_clients_that_may_remember_it() {
+        let mut pool = Pool::default();
+        let (old, other) = (pool.enter(), pool.enter());
+        pool.give(5, NEVER);
+        let young = pool.enter();
+        pool.leave(old);
+        assert_eq!(pool.take(), None);
+        pool.leave(other);
+        assert_eq!(pool.take(), Some((5, true)));
+        pool.give(5, NEVER);
+        assert_eq!(pool.take(), None);
+        pool.leave(young);
+        assert_eq!(pool.take(), Some((5, true)));
+    }
+
+    #[test]
+    fn the_keys_of_a_deallocated_window_are_remembered_once() {
+        let mut pool = Pool::default();
+        let mut ring = KeyRing::new(3, 9);
+        assert!(!pool.remember(77, KeyRing::new(3, 9)));
+        assert!(pool.recall(77).is_none());
+        ring.take(1, 1, 9);
+        assert!(!pool.remember(77, ring));
+        assert!(pool.recall(77).is_some_and(|ring| ring.is_used()));
+        assert!(pool.recall(77).is_none());
     }
 }

@@ -50,6 +50,11 @@ pub struct Stats {
     pub keys_reused: u64,
     /// The smallest number of grants between two uses of one rkey; 0 while none came round.
     pub smallest_key_distance: u64,
+    /// The shortest time between two uses of one rkey, in nanoseconds; 0 while none came round.
+    pub smallest_key_age_ns: u64,
+    /// Deallocated windows whose used keys are no longer remembered: should the device hand out
+    /// their numbers again, the distance is not kept for them.
+    pub keys_forgotten: u64,
 }
 
 macro_rules! counters {
@@ -89,6 +94,8 @@ counters! {
     pool_misses,
     keys_reused,
     smallest_key_distance,
+    smallest_key_age_ns,
+    keys_forgotten,
 }
 
 #[inline]

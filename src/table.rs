@@ -92,6 +92,24 @@ impl Context {
         Ok(found)
     }
 
+    /// The ids of a domain's open grants, likewise: what keeps it from being closed.
+    pub fn domain_grants(&self, domain: u64, out: &mut [u64]) -> Result<usize> {
+        let (index, _) = self.domain(domain)?;
+        let mut found = 0;
+        for window in 0..self.windows.len() as u32 {
+            let place = self.windows.at(window);
+            let right = place.right();
+            if place.domain.load(Ordering::Acquire) != index || !right.state.is_open() {
+                continue;
+            }
+            if let Some(free) = out.get_mut(found) {
+                *free = id::make(id::Kind::Grant, window, right.generation);
+            }
+            found += 1;
+        }
+        Ok(found)
+    }
+
     /// The ids of the open grants that touch a range, likewise.
     pub fn range_grants(&self, region: u64, addr: u64, length: u64, out: &mut [u64]) -> Result<usize> {
         let mut found = self.gathered.lock().pop().unwrap_or_default();

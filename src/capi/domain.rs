@@ -34,7 +34,7 @@ pub unsafe extern "C" fn mwctl_domain_open(
 }
 
 /// Ends the management of a PD and deallocates its windows. Refused with BUSY while a peer or
-/// region of it is attached.
+/// region of it is attached; mwctl_domain_grants lists what is still open.
 /// May wait (a kernel call a window).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mwctl_domain_close(ctx: *mut mwctl_context, domain: mwctl_domain) -> Status {

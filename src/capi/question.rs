@@ -98,6 +98,25 @@ pub unsafe extern "C" fn mwctl_peer_grants(
     })
 }
 
+/// The ids of a domain's open grants, likewise: what is in the way of mwctl_domain_close. Walks
+/// over all windows of the context.
+/// Never waits.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mwctl_domain_grants(
+    ctx: *mut mwctl_context,
+    domain: mwctl_domain,
+    grants: *mut u64,
+    room: usize,
+    n: *mut usize,
+) -> Status {
+    enter(ctx, |core| {
+        // SAFETY: the caller's pointers, as documented.
+        let (grants, n) = unsafe { (array_mut(grants, room)?, out(n)?) };
+        *n = core.domain_grants(domain.id, grants)?;
+        Ok(())
+    })
+}
+
 /// The ids of the open grants that touch a range, likewise.
 /// Never waits.
 #[unsafe(no_mangle)]

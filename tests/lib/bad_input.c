@@ -242,9 +242,14 @@ static void regions(void)
 static void still_open(void)
 {
 	mwctl_result held = house_grant(&house, 0, 0, 64, HOUSE_WRITE);
+	uint64_t open;
+	size_t n;
 
 	HOUSE_STATUS(MWCTL_STATUS_BUSY, mwctl_region_detach(house.ctx, house.region));
 	HOUSE_STATUS(MWCTL_STATUS_BUSY, mwctl_domain_close(house.ctx, house.domain));
+	HOUSE_OK(mwctl_domain_grants(house.ctx, house.domain, &open, 1, &n));
+	RC_CHECK_EQ(1, n);
+	RC_CHECK_EQ(held.grant, open);
 	HOUSE_STATUS(MWCTL_STATUS_BUSY, mwctl_context_close(house.ctx));
 	HOUSE_WRITE_LANDS(&house, 0, 0, held.rkey, 0x31);
 	HOUSE_OK(mwctl_revoke(house.ctx, held.grant, 0, NULL));
