@@ -59,7 +59,7 @@ install_missing
 
 # ---- Rust ----
 
-wanted=$(sed -n 's/^rust-version = "\(.*\)"$/\1/p' Cargo.toml | head -n 1)
+wanted=$(sed -n 's|^rust-version = "\(.*\)"$|\1|p' Cargo.toml | sort -V | tail -n 1)
 rust_hint="install Rust $wanted or newer with cargo, rustfmt and clippy, by rustup; Debian 12's own is too old"
 command -v cargo >/dev/null && command -v rustc >/dev/null || die "cargo was not found: $rust_hint"
 found=$(rustc --version | cut -d' ' -f2)
