@@ -245,10 +245,6 @@ pub unsafe extern "C" fn bind_mw(qp: *mut ibv_qp, mw: *mut ibv_mw, bind: *mut ib
 impl Bind {
     /// Runs the bind on the QP that it was posted on.
     pub fn run(&self, qp: &'static Qp) -> Outcome {
-        let qpn = qp.number();
-        let broken = |rule, text: &str| {
-            misuse::report(rule, qpn, self.new_rkey, format_args!("{text}"));
-        };
         let (Some((mw, mw_id)), Some((mr, mr_id))) = (self.window, self.region) else {
             return Outcome::Failed;
         };
@@ -260,6 +256,9 @@ impl Bind {
         if state.closing && key.is_drained() {
             state.unbind();
         }
+        if !self.type1 && !self.is_next_of(&state, qp) {
+            return Outcome::Failed;
+        }
         let domain = qp.domain();
         let sound = self.new_rkey >> 8 == key.index()
             && mw.pd().number() == domain
@@ -267,35 +266,10 @@ impl Bind {
             && mr.live().id() == mr_id
             && mr.domain() == domain
             && qp.context().profile != Profile::Mana;
-        if !self.type1 {
-            if self.old_rkey != state.rkey {
-                broken(Rule::BindStaleKey, "a bind whose mw->rkey is not the window's current key");
-                return Outcome::Failed;
-            }
-            if state.bound.is_some() {
-                broken(Rule::BindValid, "a bind of a window that is bound already");
-                return Outcome::Failed;
-            }
-            if self.new_rkey == state.rkey {
-                broken(Rule::BindSameKey, "a bind that keeps the key bits, which older kernels refuse");
-            }
-        }
-        if !sound {
-            return Outcome::Failed;
-        }
-        let unbind = self.length == 0;
-        if unbind && !self.type1 {
-            return Outcome::Failed;
-        }
-        let region = mr.opening();
-        let Some(host) = region.locate(self.addr, self.length) else {
-            return Outcome::Failed;
-        };
-        let writes = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC;
-        let allowed = self.access & !KNOWN == 0
-            && region.access & IBV_ACCESS_MW_BIND != 0
-            && (self.access & writes == 0 || region.access & IBV_ACCESS_LOCAL_WRITE != 0);
-        if !unbind && !allowed {
+        // No bytes: an end for a Type 1 window wherever it says to be, nothing for Type 2.
+        let ends = self.length == 0;
+        let host = self.host_in(mr).filter(|_| !ends);
+        if !sound || (host.is_none() && !(ends && self.type1)) {
             return Outcome::Failed;
         }
         // A Type 1 window is bound again as it is: the old right ends first.
@@ -306,32 +280,66 @@ impl Bind {
         }
         state.unbind();
         state.rkey = self.new_rkey;
-        if unbind {
-            counters::bump(counters::MW_BINDS);
-            return Outcome::Done;
+        if let Some(host) = host {
+            if !mr.bound.enter() {
+                return Outcome::Failed;
+            }
+            state.bound = Some(Binding { mr, qp: self.pin(qp) });
+            key.open(self.new_rkey as u8, self.opening(domain, &state, host));
         }
-        if !mr.bound.enter() {
-            return Outcome::Failed;
-        }
-        let pinned = (!self.type1).then(|| (qp, qp.live().id()));
-        if pinned.is_some() {
-            qp.windows.fetch_add(1, AcqRel);
-        }
-        state.bound = Some(Binding { mr, qp: pinned });
-        let zero_based = self.access & IBV_ACCESS_ZERO_BASED != 0;
-        key.open(
-            self.new_rkey as u8,
-            Opening {
-                access: self.access & REMOTE,
-                pd: domain,
-                qp: pinned.map_or(0, |(_, id)| id),
-                start: if zero_based { 0 } else { self.addr },
-                length: self.length,
-                host,
-            },
-        );
         counters::bump(counters::MW_BINDS);
         Outcome::Done
+    }
+
+    /// Whether a bind of a Type 2 window finds it as it must: free, and with the key that the
+    /// caller believes it to have.
+    fn is_next_of(&self, state: &State, qp: &Qp) -> bool {
+        let broken = |rule, text: &str| {
+            misuse::report(rule, qp.number(), self.new_rkey, format_args!("{text}"));
+        };
+        if self.old_rkey != state.rkey {
+            broken(Rule::BindStaleKey, "a bind whose mw->rkey is not the window's current key");
+            return false;
+        }
+        if state.bound.is_some() {
+            broken(Rule::BindValid, "a bind of a window that is bound already");
+            return false;
+        }
+        if self.new_rkey == state.rkey {
+            broken(Rule::BindSameKey, "a bind that keeps the key bits, which older kernels refuse");
+        }
+        true
+    }
+
+    /// Where the range lies in host memory, if the region has it and may grant these rights.
+    fn host_in(&self, mr: &Mr) -> Option<u64> {
+        const WRITES: u32 = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC;
+        let region = mr.opening();
+        let may = self.access & !KNOWN == 0
+            && region.access & IBV_ACCESS_MW_BIND != 0
+            && (self.access & WRITES == 0 || region.access & IBV_ACCESS_LOCAL_WRITE != 0);
+        region.locate(self.addr, self.length).filter(|_| may)
+    }
+
+    /// The QP that a Type 2 window is bound to.
+    fn pin(&self, qp: &'static Qp) -> Option<(&'static Qp, u32)> {
+        if self.type1 {
+            return None;
+        }
+        qp.windows.fetch_add(1, AcqRel);
+        Some((qp, qp.live().id()))
+    }
+
+    fn opening(&self, domain: u32, state: &State, host: u64) -> Opening {
+        let zero_based = self.access & IBV_ACCESS_ZERO_BASED != 0;
+        Opening {
+            access: self.access & REMOTE,
+            pd: domain,
+            qp: state.bound.and_then(|b| b.qp).map_or(0, |(_, id)| id),
+            start: if zero_based { 0 } else { self.addr },
+            length: self.length,
+            host,
+        }
     }
 }
 
