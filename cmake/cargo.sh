@@ -5,6 +5,7 @@
 set -eu
 
 # Shell exports, as scripts/libclang.sh prints them.
+# shellcheck source=/dev/null
 . "$1"
 shift
 # What make tells its own children is not meant for cargo's.

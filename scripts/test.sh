@@ -64,7 +64,7 @@ mkdir -p "$logs"
 rm -f "$logs"/*.log
 PATH=${MWCTL_CACHE:-$PWD/.cache}/bin:$PATH
 export PATH
-# The guest has a clock of its own, and so does each test: none shall end up on another device.
+# No test shall end up on another device than is said here.
 unset LD_LIBRARY_PATH MWCTL_TEST_DEVICE MWCTL_SIM_SEED MWCTL_SIM_PROFILE
 
 passed=0 failed=0 skipped=0 number=0 begun=$SECONDS
@@ -136,6 +136,13 @@ clippy() {
 			--features mwctl/declared,mwctl-sim/declared,mwctl-verbs/declared -- -D warnings
 }
 
+shell_scripts() {
+	local scripts
+	mapfile -t scripts < <(find scripts cmake sim tests -name '*.sh')
+	shellcheck --severity=warning .ci/run "${scripts[@]}" &&
+		echo "${#scripts[@]} scripts without a warning"
+}
+
 # What `cargo build` makes by itself, beside what CMake makes: a library to be used as it is.
 cdylib() {
 	cargo build --locked --release --package mwctl --target-dir "$build/cargo" &&
@@ -164,6 +171,7 @@ step "set-up" scripts/setup.sh
 environment=$(scripts/libclang.sh 2>/dev/null) && eval "$environment"
 
 step "formatting" cargo fmt --all --check
+step "shell scripts" shell_scripts
 step "headers" scripts/check-header.sh
 step "symbol map" scripts/check-symbols.sh --map
 step "clippy, both sources of verbs types" clippy
