@@ -5,7 +5,7 @@
  * and come back, and faults of the device; after each step the library, the keys and the bytes
  * agree with the model.
  *
- *   walk [--steps N] [--seed N] [--faults RATE] [--without KIND]... [--quiet]
+ *   walk [--steps N] [--seed N] [--faults RATE] [--without KIND]... [--trace] [--quiet]
  *
  * On the device in the process a seed gives the same walk each time: the device draws from the
  * same seed, and the clock and the entropy that the library reads are this program's.
@@ -247,7 +247,7 @@ static void summary(uint64_t steps, double seconds)
 
 static _Noreturn void usage(void)
 {
-	fprintf(stderr, "usage: walk [--steps N] [--seed N] [--faults RATE] [--without KIND]... [--quiet]\nkinds:");
+	fprintf(stderr, "usage: walk [--steps N] [--seed N] [--faults RATE] [--without KIND]... [--trace] [--quiet]\nkinds:");
 	for (size_t i = 0; i < KINDS; i++)
 		fprintf(stderr, " %s", kinds[i].name);
 	fputc('\n', stderr);
@@ -276,6 +276,7 @@ int main(int argc, char **argv)
 {
 	struct mwctl_sim_model model;
 	uint64_t steps, chosen_steps = 0;
+	bool trace = false, quiet = false;
 	double started;
 
 	walk.sim = mwctl_sim_present();
@@ -290,8 +291,10 @@ int main(int argc, char **argv)
 			walk.faults = strtod(value_of(argc, argv, &i), NULL);
 		else if (strcmp(argv[i], "--without") == 0)
 			without(value_of(argc, argv, &i));
+		else if (strcmp(argv[i], "--trace") == 0)
+			trace = true;
 		else if (strcmp(argv[i], "--quiet") == 0)
-			walk.quiet = true;
+			quiet = true;
 		else
 			usage();
 	}
@@ -308,7 +311,7 @@ int main(int argc, char **argv)
 		model.seed = walk.seed;
 		RC_CHECK_EQ(0, mwctl_sim_model_set(&model, sizeof(model)));
 	}
-	if (!walk.quiet) {
+	if (!quiet) {
 		printf("walk: seed %" PRIu64 "\n", walk.seed);
 		fflush(stdout);
 	}
@@ -316,8 +319,11 @@ int main(int argc, char **argv)
 	walk_next_line();
 	walk_open_servers();
 	started = real_seconds();
-	for (walk.step = 1; walk.step <= steps; walk.step++)
+	for (walk.step = 1; walk.step <= steps; walk.step++) {
 		step();
+		if (trace)
+			puts(walk.trace[walk.step % WALK_TRACE]);
+	}
 	walk_next_line();
 	walk_close_servers();
 	told = true;

@@ -173,7 +173,7 @@ void walk_regrant(void)
 	walk_say(": %s, %s (%s), %s 0x%llx", mwctl_status_text(status), mwctl_status_text(results[0].status),
 		 mwctl_proof_text(results[0].proof), mwctl_status_text(results[1].status),
 		 (unsigned long long)results[1].grant);
-	if (would_deadlock(status, polls_itself(peer), polls_itself(peer)))
+	if (would_deadlock(status, polls_itself(peer), polls_itself(peer) && !walk_hurt(peer)))
 		return;
 	if (results[0].status == MWCTL_STATUS_NOT_POSTED) {
 		/* Nothing was begun. */
@@ -314,43 +314,63 @@ static bool is_of(const struct walk_grant *grant, const void *what)
 	return grant->peer == peer->index;
 }
 
-/* A waiting revocation of many whose results are only a number. */
-static void many_revoked(int s, mwctl_status status, size_t told, bool (*which)(const struct walk_grant *, const void *),
-			 const void *what, bool yours)
+/* The open grants that a call concerns, as they stand before it. */
+struct some {
+	int server;
+	size_t n;
+	uint64_t id[WALK_OPEN];
+	bool excused;              /* not all of them can be ended now */
+	bool yours;                /* the queue of one is polled by this thread alone */
+};
+
+static void gather(struct some *some, int s, bool (*which)(const struct walk_grant *, const void *),
+		   const void *what)
 {
 	struct walk_server *server = &walk.server[s];
-	size_t n = 0;
-	bool excused = false;
 
-	for (int i = server->n_open - 1; i >= 0; i--) {
-		struct walk_grant *grant = server->open[i];
-		mwctl_grant_info info;
-		mwctl_status now;
+	some->server = s;
+	some->n = 0;
+	some->excused = some->yours = false;
+	for (int i = 0; i < server->n_open; i++) {
+		const struct walk_grant *grant = server->open[i];
 
 		if (!which(grant, what))
 			continue;
-		n++;
-		if (status == MWCTL_STATUS_WOULD_DEADLOCK)
+		some->id[some->n++] = grant->id;
+		some->excused |= walk_pressed(walk_peer_of(grant)) || grant->standing == WALK_PREPARED ||
+				 grant->in_hand;
+		some->yours |= polls_itself(walk_peer_of(grant));
+	}
+}
+
+/* A waiting revocation of many whose results are only a number. */
+static void many_revoked(const struct some *some, mwctl_status status, size_t told)
+{
+	walk_say(" %zu: %s", some->n, mwctl_status_text(status));
+	if (would_deadlock(status, some->yours, some->yours))
+		return;
+	WALK_AGREE(status == MWCTL_STATUS_OK ? told == some->n : status == MWCTL_STATUS_OPEN && some->excused,
+		   "a revocation of %zu grants: \"%s\", %zu", some->n, mwctl_status_text(status), told);
+	for (size_t i = 0; i < some->n; i++) {
+		struct walk_grant *grant = walk_find(some->server, some->id[i]);
+		mwctl_grant_info info;
+		mwctl_status now;
+
+		/* Some callback came first. */
+		if (!grant)
 			continue;
-		excused |= walk_hurt(walk_peer_of(grant)) || grant->standing == WALK_PREPARED || grant->in_hand;
-		now = mwctl_grant_info_get(server->house.ctx, grant->id, &info, sizeof(info));
+		now = mwctl_grant_info_get(walk.server[some->server].house.ctx, grant->id, &info, sizeof(info));
 		WALK_AGREE(status != MWCTL_STATUS_OK || now == MWCTL_STATUS_STALE_ID,
 			   "grant 0x%llx is open after a revocation that succeeded", (unsigned long long)grant->id);
 		if (now == MWCTL_STATUS_STALE_ID) {
 			walk.counts.revocations++;
 			walk_end(grant, MWCTL_PROOF_NONE);
-		} else if (grant->standing != WALK_PREPARED && !grant->in_hand) {
-			walk_peer_of(grant)->tainted = true;
-			grant->standing = WALK_LOOSE;
-		} else {
-			walk_peer_of(grant)->tainted = true;
+			continue;
 		}
+		walk_peer_of(grant)->tainted = true;
+		if (grant->standing != WALK_PREPARED && !grant->in_hand)
+			grant->standing = WALK_LOOSE;
 	}
-	walk_say(" %zu: %s", n, mwctl_status_text(status));
-	if (would_deadlock(status, yours, yours && n))
-		return;
-	WALK_AGREE(status == MWCTL_STATUS_OK ? told == n : status == MWCTL_STATUS_OPEN && excused,
-		   "a revocation of %zu grants: \"%s\", %zu", n, mwctl_status_text(status), told);
 }
 
 void walk_revoke_peer(void)
@@ -359,15 +379,16 @@ void walk_revoke_peer(void)
 	struct walk_server *server = &walk.server[peer->server];
 	uint64_t timeout = start_us();
 	struct walk_op *op;
+	struct some some;
 	mwctl_status status;
 	size_t n = 0;
 
 	walk_say(" revoke peer %d of server %d", peer->index, peer->server);
 	if (walk_chance(0.5)) {
+		gather(&some, peer->server, is_of, peer);
+		some.yours = polls_itself(peer);
 		status = mwctl_revoke_peer(server->house.ctx, peer->id, wait_us(), kill_or_not(), &n);
-		if (would_deadlock(status, polls_itself(peer), polls_itself(peer)))
-			return;
-		many_revoked(peer->server, status, n, is_of, peer, false);
+		many_revoked(&some, status, n);
 		return;
 	}
 	op = walk_op_begin(WALK_REVOKES, peer->server, limit_us(timeout, server));
@@ -387,18 +408,17 @@ void walk_revoke_range(void)
 	struct range range = {any.addr, any.length};
 	uint64_t timeout = start_us();
 	struct walk_op *op;
+	struct some some;
 	mwctl_status status;
-	bool yours = false;
 	size_t n = 0;
 
 	walk_say(" revoke range of server %d 0x%llx+%llu", peer->server, (unsigned long long)range.addr,
 		 (unsigned long long)range.length);
 	if (walk_chance(0.5)) {
-		for (int i = 0; i < server->n_open; i++)
-			yours |= touches(server->open[i], &range) && polls_itself(walk_peer_of(server->open[i]));
+		gather(&some, peer->server, touches, &range);
 		status = mwctl_revoke_range(server->house.ctx, any.region, range.addr, range.length, wait_us(),
 					    kill_or_not(), &n);
-		many_revoked(peer->server, status, n, touches, &range, yours);
+		many_revoked(&some, status, n);
 		return;
 	}
 	op = walk_op_begin(WALK_REVOKES, peer->server, limit_us(timeout, server));

@@ -97,6 +97,11 @@ bool walk_hurt(const struct walk_peer *peer)
 	return peer->tainted || peer->dead || walk.fatal;
 }
 
+bool walk_pressed(const struct walk_peer *peer)
+{
+	return walk_hurt(peer) || peer->tokens || peer->options.polling == MWCTL_POLLING_YOURS;
+}
+
 int walk_open_of(const struct walk_peer *peer)
 {
 	const struct walk_server *server = &walk.server[peer->server];

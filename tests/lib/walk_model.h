@@ -107,7 +107,6 @@ struct walk {
 	uint64_t step, seed;
 	uint64_t random;
 	double faults;
-	bool quiet;
 	struct walk_counts counts;
 	struct walk_key *keys;
 	size_t n_keys;
@@ -142,6 +141,9 @@ struct walk_peer *walk_some_peer(int server);         /* server < 0: any */
 struct walk_peer *walk_peer_of(const struct walk_grant *grant);
 /* Anything may be wrong with its queue pair. */
 bool walk_hurt(const struct walk_peer *peer);
+/* … or chains in hand may take up its whole budget, so that nothing of ours can be posted; or its
+ * queue is polled by the application alone, whose deadlines then pass. */
+bool walk_pressed(const struct walk_peer *peer);
 int walk_open_of(const struct walk_peer *peer);
 struct walk_grant *walk_find(int server, uint64_t id);
 /* A random open grant of the peer; NULL if there is none. */

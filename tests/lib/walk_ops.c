@@ -24,7 +24,7 @@ void walk_granted(int server, const mwctl_request *asked, const mwctl_result *re
 {
 	struct walk_peer *peer = peer_asked(server, asked);
 	struct walk_grant *grant = NULL;
-	bool hurt = !peer || walk_hurt(peer), excused = hurt;
+	bool excused = !peer || walk_hurt(peer) || peer->options.polling == MWCTL_POLLING_YOURS;
 
 	if (adopted && peer)
 		grant = walk_find(peer->server, adopted);
@@ -43,7 +43,7 @@ void walk_granted(int server, const mwctl_request *asked, const mwctl_result *re
 		walk_add(peer, asked, result->grant, result->rkey, WALK_LIVE);
 		return;
 	case MWCTL_STATUS_TIMED_OUT:
-		excused |= late;
+		excused |= late || walk_pressed(peer);
 		walk.counts.timed_out++;
 		break;
 	case MWCTL_STATUS_POOL_EMPTY:
@@ -91,7 +91,7 @@ void walk_revoked(int server, uint64_t id, const mwctl_result *result, bool late
 		walk.counts.revocations++;
 		if (!grant)
 			return;
-		WALK_AGREE(walk_hurt(peer) || result->proof == MWCTL_PROOF_INVALIDATED ||
+		WALK_AGREE(late || walk_pressed(peer) || result->proof == MWCTL_PROOF_INVALIDATED ||
 				   result->proof == MWCTL_PROOF_NEVER_BOUND,
 			   "a revocation of server %d peer %d, which is well, is proved by \"%s\"", server,
 			   grant->peer, mwctl_proof_text(result->proof));
@@ -110,7 +110,7 @@ void walk_revoked(int server, uint64_t id, const mwctl_result *result, bool late
 		walk.counts.left_open++;
 		if (!grant)
 			return;
-		WALK_AGREE(late || walk_hurt(peer) || grant->standing == WALK_PREPARED || grant->in_hand,
+		WALK_AGREE(late || walk_pressed(peer) || grant->standing == WALK_PREPARED || grant->in_hand,
 			   "grant 0x%llx of server %d peer %d, which is well, was reported open",
 			   (unsigned long long)id, server, grant->peer);
 		/* What is in the application's hands still is what it was. */
@@ -136,6 +136,7 @@ struct walk_op *walk_op_begin(enum walk_kind kind, int server, uint64_t timeout_
 			ops[i].active = true;
 			ops[i].kind = kind;
 			ops[i].server = server;
+			ops[i].step = walk.step;
 			ops[i].timeout_us = timeout_us;
 			ops[i].soonest = walk_now() + timeout_us * 1000;
 			ops[i].latest = UINT64_MAX;
@@ -163,7 +164,7 @@ void walk_op_awaits(struct walk_op *op, struct walk_grant *grant)
 {
 	op->ids[op->n++] = grant->id;
 	grant->waits++;
-	if (grant->standing == WALK_LIVE && !grant->in_hand)
+	if (grant->standing == WALK_BINDING || (grant->standing == WALK_LIVE && !grant->in_hand))
 		grant->standing = WALK_REVOKING;
 }
 
@@ -242,10 +243,17 @@ int walk_ops_active(void)
 
 void walk_ops_agree(int server, uint64_t now)
 {
-	for (int i = 0; i < WALK_OPS; i++)
-		WALK_AGREE(!ops[i].active || ops[i].server != server || ops[i].latest > now,
-			   "operation %d on server %d is %llu ns past its deadline and has not ended", i, server,
-			   (unsigned long long)(now - ops[i].latest));
+	static const char *const names[] = {"grant", "revocation", "detach"};
+
+	for (int i = 0; i < WALK_OPS; i++) {
+		const struct walk_op *op = &ops[i];
+
+		if (!op->active || op->server != server || op->latest > now)
+			continue;
+		walk_differ("the %s of step %llu, %zu items, %llu us, is %llu us past its deadline and has not ended",
+			    names[op->kind], (unsigned long long)op->step, op->n,
+			    (unsigned long long)op->timeout_us, (unsigned long long)(now - op->latest) / 1000);
+	}
 }
 
 bool walk_ops_adopt(const struct walk_peer *peer, const mwctl_request *asked, uint64_t id)

@@ -17,6 +17,7 @@ struct walk_op {
 	bool active;
 	enum walk_kind kind;
 	int server;
+	uint64_t step;                 /* when it began */
 	uint64_t timeout_us;
 	uint64_t soonest, latest;      /* its deadline lies between the two */
 	int calls;

@@ -262,15 +262,17 @@ void walk_give_key_back(void)
 {
 	struct walk_peer *peer = walk_some_peer(-1);
 	struct walk_server *server = &walk.server[peer->server];
-	struct walk_grant *grant = walk_some_grant(peer);
+	struct walk_grant *grant;
 	enum ibv_wc_status status;
 	mwctl_grant_info info;
 	uint64_t before = server->self_ended;
 	double limit;
 
+	walk_poll_dry(peer);
+	grant = walk_some_grant(peer);
 	/* A second invalidation would be misuse: only what is certainly bound, and nobody else's. */
 	if (!grant || walk_hurt(peer) || grant->standing != WALK_LIVE || grant->waits || grant->in_hand ||
-	    peer->recvs.n == 0)
+	    !peer->recvs.n)
 		return;
 	walk_say(" give back: server %d peer %d grant 0x%llx", peer->server, peer->index,
 		 (unsigned long long)grant->id);
@@ -420,6 +422,14 @@ bool walk_poll(struct walk_peer *peer, int most)
 void walk_poll_dry(struct walk_peer *peer)
 {
 	while (walk_poll(peer, 8))
+		;
+}
+
+void walk_poll_away(struct walk_peer *peer)
+{
+	struct ibv_wc wc;
+
+	while (mwctl_poll_cq(walk.server[peer->server].house.ctx, peer->client->pair.server.cq, 1, &wc) > 0)
 		;
 }
 

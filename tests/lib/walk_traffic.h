@@ -24,6 +24,8 @@ void walk_app_posted(struct walk_peer *peer, uint64_t wr_id);
 /* Takes completions of a server's queue, as its polling mode has it. False: there were none. */
 bool walk_poll(struct walk_peer *peer, int most);
 void walk_poll_dry(struct walk_peer *peer);
+/* Takes all that is left of the application's, in whatever order. */
+void walk_poll_away(struct walk_peer *peer);
 void walk_tick(int server);
 void walk_async_events(int server);
 /* Nothing of the application's may be left but what faults swallowed. */
