@@ -150,6 +150,8 @@ enum mwctl_status
   MWCTL_STATUS_PEER_LEAVING = 64,
   // No open grant answers to this.
   MWCTL_STATUS_NO_GRANT = 65,
+  // No peer uses this completion queue.
+  MWCTL_STATUS_UNKNOWN_QUEUE = 67,
   // The queue pair or its completion queue belongs to another thread.
   MWCTL_STATUS_WRONG_THREAD = 66,
   // The deadline passed; what the result's id names, if any, is open and must be revoked.
@@ -948,6 +950,20 @@ int mwctl_poll_cq(struct mwctl_context *ctx, struct ibv_cq *cq, int num_entries,
 // Negative on an error, and then the completion is the application's.
 // Never waits.
 int mwctl_take_wc(struct mwctl_context *ctx, struct ibv_cq *cq, const struct ibv_wc *wc);
+
+// Before ibv_destroy_cq, after the last peer that used the queue was detached: drops completions
+// that a waiting call of ours had kept for the application and that it will not poll any more.
+// Without this, or polling by mwctl_poll_cq until it returns 0, a later queue at the same address
+// would inherit them. BUSY while an attached peer uses the queue.
+// Never waits.
+mwctl_status mwctl_cq_gone(struct mwctl_context *ctx, struct ibv_cq *cq);
+
+// For an application that polls by itself: its last poll found the queue empty. Only then can the
+// deadline of a revocation tell a lost completion from one that nobody has polled; without it, and
+// without as many completions offered as the queue holds, no queue pair is moved to ERR, and the
+// grant is reported as OPEN. UNKNOWN_QUEUE if no attached peer uses the queue.
+// Never waits.
+mwctl_status mwctl_cq_empty(struct mwctl_context *ctx, struct ibv_cq *cq);
 
 // Offers an asynchronous event that ibv_get_async_event returned, before it is acknowledged. The
 // event stays the application's; what it says of a queue pair or the device is taken to heart.

@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use parking_lot::Mutex;
 
+use crate::cq::Seen;
 use crate::window::NONE;
 
 /// Work requests in one chain at most.
@@ -118,8 +119,8 @@ pub struct ChainBody {
     pub early: Option<bool>,
     /// The revocation that `prepare` began.
     pub op: Option<u32>,
-    /// The polls of the CQ when it was posted.
-    pub polls: u64,
+    /// How much had been seen of its CQ when it was posted.
+    pub seen: Seen,
 }
 
 /// A chain's slot.

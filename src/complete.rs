@@ -116,7 +116,8 @@ impl Context {
     fn bound(&self, index: u32) {
         let window = self.windows.at(index);
         if window.state() == State::Binding {
-            window.set_state(State::Valid);
+            let ends = window.invalidate.load(Ordering::Relaxed);
+            window.set_state(if ends { State::Revoking } else { State::Valid });
         }
         window.set_confirmed();
         if let Some(waiter) = window.take_bind_waiter() {
@@ -162,9 +163,13 @@ impl Context {
             Proof::NeverBound | Proof::None => &self.counters.proved_never_bound,
         });
         let grant = id::make(id::Kind::Grant, window_index, right.generation);
+        if let Some(waiter) = window.take_bind_waiter() {
+            self.end_item(waiter, Outcome::failed(0, Status::BindFailed));
+        }
         let mut waiter = window.swap_revoke_waiter(None);
         window.end_grant(if deallocated { State::Empty } else { State::Free });
         window.prepared.store(false, Ordering::Relaxed);
+        window.invalidate.store(false, Ordering::Relaxed);
         if deallocated {
             self.forget_window(window_index);
         } else {

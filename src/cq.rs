@@ -38,30 +38,44 @@ struct QueueBody {
 #[derive(Default)]
 pub struct Queue {
     cq: AtomicPtr<ibv_cq>,
-    /// Times that anybody polled it, or offered a completion of it.
-    pub polls: AtomicU64,
+    /// Times that it was seen empty.
+    emptied: AtomicU64,
+    /// Completions of it that the application offered.
+    offered: AtomicU64,
+    /// Completions that it can hold.
+    entries: AtomicU64,
     body: Mutex<QueueBody>,
 }
 
-/// The completion queues by address. Few, and looked up at each poll: a table that only grows,
-/// read without a lock. A queue that is no longer in use keeps its entry for the next one there.
+/// The completion queues by address: looked up at each poll, read without a lock. A queue stays as
+/// long as a peer uses it or completions are kept for it.
 pub struct Queues {
     slots: Slab<Queue>,
-    count: AtomicUsize,
-    /// Open addressing by address; index + 1.
+    /// Open addressing by address; index + 1, or `GONE`.
     table: Box<[AtomicUsize]>,
-    enter: Mutex<()>,
+    /// Slots to use again. Held while the table changes.
+    free: Mutex<Vec<u32>>,
 }
 
+/// An entry that was taken out, behind which others may lie.
+const GONE: usize = usize::MAX;
 const MAX_QUEUES: usize = 1 << 15;
+/// Completions that a waiting call takes off a queue at a time.
+const POLLED: usize = 16;
+
+/// How much has been seen of a queue.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Seen {
+    emptied: u64,
+    offered: u64,
+}
 
 impl Default for Queues {
     fn default() -> Self {
         Queues {
             slots: Slab::new(MAX_QUEUES),
-            count: AtomicUsize::new(0),
             table: (0..MAX_QUEUES * 2).map(|_| AtomicUsize::new(0)).collect(),
-            enter: Mutex::new(()),
+            free: Mutex::default(),
         }
     }
 }
@@ -76,14 +90,27 @@ impl Queues {
 
     #[inline]
     pub fn find(&self, cq: *mut ibv_cq) -> Option<u32> {
-        let mut at = Self::home(cq);
-        loop {
-            let index = self.table[at].load(Ordering::Acquire).checked_sub(1)? as u32;
-            if self.slots.at(index).cq.load(Ordering::Acquire) == cq {
-                return Some(index);
+        self.place_of(cq).map(|(_, index)| index)
+    }
+
+    /// Where in the table the queue is, and its index.
+    #[inline]
+    fn place_of(&self, cq: *mut ibv_cq) -> Option<(usize, u32)> {
+        let home = Self::home(cq);
+        for step in 0..self.table.len() {
+            let place = (home + step) % self.table.len();
+            match self.table[place].load(Ordering::Acquire) {
+                0 => return None,
+                GONE => {}
+                stored => {
+                    let index = stored as u32 - 1;
+                    if self.slots.at(index).cq.load(Ordering::Acquire) == cq {
+                        return Some((place, index));
+                    }
+                }
             }
-            at = (at + 1) % self.table.len();
         }
+        None
     }
 
     pub fn at(&self, index: u32) -> &Queue {
@@ -92,10 +119,10 @@ impl Queues {
 
     /// One more peer uses the queue, in this mode.
     pub fn enter(&self, cq: Cq, mode: Mode, owner: u64) -> Result<u32> {
-        let _entering = self.enter.lock();
+        let mut free = self.free.lock();
         let index = match self.find(cq.raw()) {
             Some(index) => index,
-            None => self.add(cq.raw())?,
+            None => self.add(cq.raw(), &mut free)?,
         };
         let mut body = self.at(index).body.lock();
         if body.peers > 0 && body.mode != mode {
@@ -104,26 +131,64 @@ impl Queues {
         if body.peers > 0 && body.owner != owner {
             return Err(Status::WrongThread);
         }
+        self.at(index).entries.store(cq.entries(), Ordering::Release);
         body.mode = mode;
         body.owner = owner;
         body.peers += 1;
         Ok(index)
     }
 
-    fn add(&self, cq: *mut ibv_cq) -> Result<u32> {
-        let index = self.slots.push().ok_or(Status::TooMany)?;
-        self.count.fetch_add(1, Ordering::Relaxed);
+    fn add(&self, cq: *mut ibv_cq, free: &mut Vec<u32>) -> Result<u32> {
+        let index = free.pop().or_else(|| self.slots.push()).ok_or(Status::TooMany)?;
         self.at(index).cq.store(cq, Ordering::Release);
-        let mut at = Self::home(cq);
-        while self.table[at].load(Ordering::Relaxed) != 0 {
-            at = (at + 1) % self.table.len();
+        let mut place = Self::home(cq);
+        while !matches!(self.table[place].load(Ordering::Relaxed), 0 | GONE) {
+            place = (place + 1) % self.table.len();
         }
-        self.table[at].store(index as usize + 1, Ordering::Release);
+        self.table[place].store(index as usize + 1, Ordering::Release);
         Ok(index)
     }
 
+    /// One peer fewer uses the queue.
     pub fn leave(&self, index: u32) {
         self.at(index).body.lock().peers -= 1;
+        self.remove_idle(index);
+    }
+
+    /// Takes a queue off the books if no peer uses it and nothing is kept for it.
+    fn remove_idle(&self, index: u32) {
+        let mut free = self.free.lock();
+        let queue = self.at(index);
+        let body = queue.body.lock();
+        let cq = queue.cq.load(Ordering::Acquire);
+        if body.peers > 0 || !body.kept.is_empty() || cq.is_null() {
+            return;
+        }
+        let Some((mut place, _)) = self.place_of(cq) else { return };
+        queue.cq.store(std::ptr::null_mut(), Ordering::Release);
+        self.table[place].store(GONE, Ordering::Release);
+        // At the end of a run nothing lies behind: the run gets shorter.
+        while self.table[place].load(Ordering::Relaxed) == GONE
+            && self.table[(place + 1) % self.table.len()].load(Ordering::Relaxed) == 0
+        {
+            self.table[place].store(0, Ordering::Release);
+            place = (place + self.table.len() - 1) % self.table.len();
+        }
+        free.push(index);
+    }
+
+    /// Drops what is kept for a queue that is about to be destroyed.
+    pub fn forget(&self, cq: *mut ibv_cq) -> Result<()> {
+        let Some(index) = self.find(cq) else { return Ok(()) };
+        {
+            let mut body = self.at(index).body.lock();
+            if body.peers > 0 {
+                return Err(Status::Busy);
+            }
+            body.kept.clear();
+        }
+        self.remove_idle(index);
+        Ok(())
     }
 
     /// Whether completions of the application wait for its next poll.
@@ -141,6 +206,10 @@ impl Context {
         };
         let queue = self.queues.at(index);
         let mut body = queue.body.lock();
+        if queue.cq.load(Ordering::Acquire) != cq.raw() {
+            drop(body);
+            return cq.poll(out);
+        }
         let mut filled = 0;
         while filled < out.len() {
             let Some(kept) = body.kept.pop_front() else { break };
@@ -148,7 +217,11 @@ impl Context {
             filled += 1;
         }
         let result = self.poll_device(cq, queue, out, &mut filled);
+        let idle = body.peers == 0 && body.kept.is_empty();
         drop(body);
+        if idle {
+            self.queues.remove_idle(index);
+        }
         self.after_completions();
         match result {
             Err(error) if filled == 0 => Err(error),
@@ -168,7 +241,6 @@ impl Context {
             let start = *filled;
             let asked = out.len() - start;
             let got = cq.poll(&mut out[start..])?;
-            queue.polls.fetch_add(1, Ordering::Release);
             for at in start..start + got {
                 // SAFETY: the device wrote `got` completions from `start` on.
                 let seen = Completion::from(unsafe { out[at].assume_init_ref() });
@@ -178,6 +250,7 @@ impl Context {
                 }
             }
             if got < asked {
+                queue.emptied.fetch_add(1, Ordering::Release);
                 break;
             }
         }
@@ -199,9 +272,8 @@ impl Context {
         else {
             return false;
         };
-        let mut some: [MaybeUninit<ibv_wc>; 16] = [const { MaybeUninit::uninit() }; 16];
+        let mut some: [MaybeUninit<ibv_wc>; POLLED] = [const { MaybeUninit::uninit() }; POLLED];
         let Ok(got) = cq.poll(&mut some) else { return false };
-        queue.polls.fetch_add(1, Ordering::Release);
         let kept_before = body.kept.len();
         for wc in some.into_iter().take(got) {
             // SAFETY: the device wrote `got` completions.
@@ -214,18 +286,42 @@ impl Context {
         if body.kept.len() > kept_before {
             self.raise_fd();
         }
+        if got < POLLED {
+            queue.emptied.fetch_add(1, Ordering::Release);
+        }
         got > 0
+    }
+
+    /// The application saw the queue empty. Never waits.
+    pub fn seen_empty(&self, cq: *mut ibv_cq) -> Result<()> {
+        let index = self.queues.find(cq).ok_or(Status::UnknownQueue)?;
+        self.queues.at(index).emptied.fetch_add(1, Ordering::Release);
+        self.after_completions();
+        Ok(())
     }
 
     /// The application offers a completion. True if it was ours and is to be forgotten.
     /// Never waits.
     pub fn offer(&self, cq: Option<*mut ibv_cq>, seen: &Completion) -> bool {
         if let Some(index) = cq.and_then(|cq| self.queues.find(cq)) {
-            self.queues.at(index).polls.fetch_add(1, Ordering::Release);
+            self.queues.at(index).offered.fetch_add(1, Ordering::Release);
         }
         let ours = self.take(seen);
         self.after_completions();
         ours
+    }
+}
+
+impl Queue {
+    pub fn seen(&self) -> Seen {
+        Seen { emptied: self.emptied.load(Ordering::Acquire), offered: self.offered.load(Ordering::Acquire) }
+    }
+
+    /// Whether all completions that were in the queue then have been taken off it: it was seen
+    /// empty, or more were offered than it has entries.
+    pub fn was_emptied_since(&self, then: Seen) -> bool {
+        let now = self.seen();
+        now.emptied > then.emptied || now.offered - then.offered > self.entries.load(Ordering::Acquire)
     }
 }
 

@@ -233,6 +233,12 @@ fn position(chain: &[ibv_send_wr], wr: *const ibv_send_wr) -> Option<usize> {
 }
 
 impl Cq {
+    /// Completions that the queue can hold.
+    pub fn entries(self) -> u64 {
+        // SAFETY: the CQ lives.
+        unsafe { (*self.raw()).cqe }.max(0) as u64
+    }
+
     /// Takes completions off the queue; fewer than there is room for: it was seen empty.
     pub fn poll(self, out: &mut [MaybeUninit<ibv_wc>]) -> Result<usize, Errno> {
         let room = out.len().min(i32::MAX as usize) as i32;

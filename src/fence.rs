@@ -29,7 +29,8 @@ impl Context {
     /// Puts a window in line for deallocation. The peer's lock is held.
     pub fn to_deallocate(&self, index: u32, body: &mut PeerBody, window_index: u32) {
         let window = self.windows.at(window_index);
-        if window.state() == State::Deallocating {
+        // What the application may still post for it is taken up at the commit or abort.
+        if window.state() == State::Deallocating || window.prepared.load(Ordering::Relaxed) {
             return;
         }
         let under_way = window.posted.load(Ordering::Relaxed) > 0;
@@ -207,7 +208,7 @@ impl Context {
                 body.pending.retain(|work| work.window != window_index);
                 self.to_deallocate(index, &mut body, window_index);
             }
-            _ if self.may_kill(&body, window_index, kill) => {
+            _ if !window.prepared.load(Ordering::Relaxed) && self.may_kill(&body, window_index, kill) => {
                 let qp_num = peer.qp_num.load(Ordering::Acquire);
                 count(&self.counters.peers_killed);
                 self.event(Event {
@@ -250,11 +251,11 @@ impl Context {
             Kill::Never => false,
             Kill::Always => true,
             Kill::IfPolled => {
-                let polls = self.queues.at(body.send_queue).polls.load(Ordering::Acquire);
+                let queue = self.queues.at(body.send_queue);
                 body.outstanding.iter().any(|slot| {
                     let state = self.chains.at(*slot).body.lock();
                     let carries = |kind| state.works.iter().any(|w| w.window == window && w.kind == kind);
-                    (carries(Kind::Invalidate) || carries(Kind::Bind)) && state.polls < polls
+                    (carries(Kind::Invalidate) || carries(Kind::Bind)) && queue.was_emptied_since(state.seen)
                 })
             }
         }

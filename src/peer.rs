@@ -105,6 +105,11 @@ pub fn this_thread() -> u64 {
 }
 
 impl PeerBody {
+    /// Whether a LOCAL_INV that is posted now is not to be relied on.
+    pub fn is_hopeless(&self) -> bool {
+        self.life != Life::Live || self.stuck || self.suspect
+    }
+
     /// Whether this thread may post to the QP.
     pub fn may_post(&self) -> bool {
         self.owner_thread == 0 || self.owner_thread == this_thread()

@@ -79,7 +79,7 @@ impl Context {
             state.signaled = posted == n;
             state.begun = body.sequence;
             state.committed = body.sequence;
-            state.polls = self.queues.at(body.send_queue).polls.load(Ordering::Acquire);
+            state.seen = self.queues.at(body.send_queue).seen();
             for work in &state.works {
                 self.windows.at(work.window).posted.fetch_add(1, Ordering::Relaxed);
                 self.note_posted(*work);
@@ -223,7 +223,7 @@ impl Context {
         state.early = None;
         state.op = op;
         state.first_wr = out.as_ptr() as usize;
-        state.polls = self.queues.at(body.send_queue).polls.load(Ordering::Acquire);
+        state.seen = self.queues.at(body.send_queue).seen();
         Ok(id::make(id::Kind::Token, slot, generation))
     }
 
@@ -314,6 +314,7 @@ impl Context {
                 self.never_bound(index, body, work.window, Outcome::failed(0, Status::NotPosted));
             }
             Kind::Invalidate => {
+                window.invalidate.store(false, Ordering::Relaxed);
                 window.set_state(State::Valid);
                 if let Some(waiter) = op.and_then(|op| self.waiter_of(work.window, op)) {
                     self.unlink(work.window, waiter);

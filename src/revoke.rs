@@ -2,11 +2,12 @@
 
 use crate::chain::{Kind, Work};
 use crate::context::Context;
-use crate::grant::Request;
+use crate::grant::{Checked, Request};
 use crate::id;
 use crate::op::{Callback, Kill, Outcome};
 use crate::peer::{Life, PeerBody};
 use crate::status::{Result, Status};
+use crate::transfer::Move;
 use crate::window::{NONE, State, Waiter};
 use std::sync::atomic::Ordering;
 
@@ -222,23 +223,44 @@ impl Context {
     /// Does the next thing that ends a window's grant. The peer's lock is held.
     pub fn start_revoke(&self, index: u32, body: &mut PeerBody, window_index: u32) {
         let window = self.windows.at(window_index);
+        if window.prepared.load(Ordering::Relaxed) {
+            // Taken up at the commit or abort.
+            return;
+        }
         match window.state() {
-            State::Binding if window.prepared.load(Ordering::Relaxed) => {}
+            State::Binding | State::Valid if window.invalidate.load(Ordering::Relaxed) => {}
             State::Binding | State::Valid => {
                 let under_way = window.posted.load(Ordering::Relaxed) > 0;
-                let hopeless = body.life != Life::Live || (!under_way && (body.stuck || body.suspect));
-                if hopeless {
-                    self.to_deallocate(index, body, window_index);
-                } else {
+                if body.life == Life::Live && (under_way || !body.is_hopeless()) {
                     if window.state() == State::Valid {
                         window.set_state(State::Revoking);
                     }
+                    window.invalidate.store(true, Ordering::Relaxed);
                     body.pending.push_back(Work { window: window_index, kind: Kind::Invalidate });
+                } else if window.state() == State::Binding && !under_way {
+                    self.never_bound(index, body, window_index, Outcome::failed(0, Status::NotPosted));
+                } else {
+                    self.to_deallocate(index, body, window_index);
                 }
             }
             State::Uncertain => self.to_deallocate(index, body, window_index),
             _ => {}
         }
+    }
+
+    /// Whether nobody has begun to end the grant, and its bind is not waiting in our own line or in
+    /// the application's hands.
+    fn is_untouched(&self, window_index: u32) -> bool {
+        let window = self.windows.at(window_index);
+        let bound = match window.state() {
+            State::Valid => true,
+            State::Binding => window.posted.load(Ordering::Relaxed) > 0,
+            _ => false,
+        };
+        let claimed = window.prepared.load(Ordering::Relaxed)
+            || window.invalidate.load(Ordering::Relaxed)
+            || window.revoke_waiter().is_some();
+        bound && !claimed
     }
 
     /// Adds all that a peer holds to a revocation.
@@ -353,11 +375,7 @@ impl Context {
             if works.iter().any(|work| work.window == window) {
                 return Err(Status::Duplicate);
             }
-            // A bind that still waits in our own line would come after the application's post.
-            let waits = right.state == State::Binding
-                && (self.windows.at(window).posted.load(Ordering::Relaxed) == 0
-                    || self.windows.at(window).prepared.load(Ordering::Relaxed));
-            if waits || !matches!(right.state, State::Valid | State::Binding) {
+            if !self.is_untouched(window) {
                 return Err(Status::InProgress);
             }
             works.push(Work { window, kind: Kind::Invalidate });
@@ -396,7 +414,10 @@ impl Context {
         for work in &works[..n] {
             // Checked just now, under the same lock.
             let _ = self.attach(op, owner, body, work.window, None);
-            self.windows.at(work.window).set_state(State::Invalidating);
+            let window = self.windows.at(work.window);
+            window.prepared.store(true, Ordering::Relaxed);
+            window.invalidate.store(true, Ordering::Relaxed);
+            window.set_state(State::Invalidating);
         }
         Ok(token)
     }
@@ -428,35 +449,47 @@ impl Context {
             }
         };
         self.end_begin(op);
-        let mut status = Status::Ok;
-        self.wait(op, |body, outcomes| {
+        let waited = self.wait_for_all(op, |outcomes| {
             if let [revoked, granted] = outcomes {
                 *out = [*revoked, *granted];
             }
-            status = body.status();
         });
-        queued?;
-        if status == Status::Ok { Ok(()) } else { Err(status) }
+        if queued? {
+            return waited;
+        }
+        // Without a send queue to keep the order, the proof does.
+        let mut moved = [Outcome::failed(0, Status::NotPosted); 2];
+        let step = Move { grant, request: *request };
+        let result = self.transfer(&[step], timeout_us, Kill::default(), &mut moved);
+        *out = [moved[1], moved[0]];
+        result
     }
 
-    fn queue_regrant(&self, op: u32, grant: u64, owner: u32, checked: &crate::grant::Checked) -> Result<()> {
+    /// False, and nothing done, if the send queue can't be relied on.
+    fn queue_regrant(&self, op: u32, grant: u64, owner: u32, checked: &Checked) -> Result<bool> {
         let mut body = self.peers.at(owner).body.lock();
         let (old, generation) = id::parse(id::Kind::Grant, grant).ok_or(Status::StaleId)?;
         let right = self.windows.at(old).right();
         if right.generation != generation || right.peer != owner {
             return Err(Status::StaleId);
         }
-        if !matches!(right.state, State::Valid | State::Binding) {
+        if !self.is_untouched(old) {
             return Err(Status::InProgress);
         }
+        if body.is_hopeless() {
+            return Ok(false);
+        }
         let (window, id, _) = self.place(checked, &mut body)?;
-        self.attach(op, owner, &mut body, old, Some(generation))?;
+        if let Err(status) = self.attach(op, owner, &mut body, old, Some(generation)) {
+            self.never_bound(owner, &mut body, window, Outcome::failed(0, status));
+            return Err(status);
+        }
         self.start_revoke(owner, &mut body, old);
         let fresh = self.windows.at(window).right().generation;
         let item = self.ops.at(op).add_item(window, fresh, id);
         self.push_bind(Waiter { op, item }, window, &mut body);
         self.pump(owner, &mut body);
-        Ok(())
+        Ok(true)
     }
 }
 

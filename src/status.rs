@@ -93,6 +93,8 @@ pub enum Status {
     PeerLeaving = 64,
     /// No open grant answers to this.
     NoGrant = 65,
+    /// No peer uses this completion queue.
+    UnknownQueue = 67,
     /// The queue pair or its completion queue belongs to another thread.
     WrongThread = 66,
 
@@ -197,6 +199,7 @@ texts!(Status {
     WouldDeadlock: c"a waiting call on the thread that is declared to poll could never end",
     PeerDead: c"the queue pair is in an error state",
     PeerLeaving: c"the peer is being detached",
+    UnknownQueue: c"no peer uses this completion queue",
     WrongThread: c"the queue pair or its completion queue belongs to another thread",
     NoGrant: c"no open grant answers to this",
     TimedOut: c"the deadline passed; what the result's id names, if any, is open and must be revoked",

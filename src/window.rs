@@ -131,8 +131,10 @@ pub struct Window {
     pub next: AtomicU32,
     /// Work requests for it that are prepared or posted and not known to have ended.
     pub posted: AtomicU32,
-    /// Its bind is in the application's hands, prepared and not committed.
+    /// A request for it is in the application's hands, prepared and not committed.
     pub prepared: AtomicBool,
+    /// Its LOCAL_INV is in line, prepared or posted: there is one for each bind.
+    pub invalidate: AtomicBool,
     /// The operation that waits for the bind.
     bind_waiter: AtomicU64,
     /// The newest revocation that waits; older ones hang behind it in their operations.
@@ -151,6 +153,7 @@ impl Default for Window {
             next: AtomicU32::new(NONE),
             posted: AtomicU32::new(0),
             prepared: AtomicBool::new(false),
+            invalidate: AtomicBool::new(false),
             bind_waiter: AtomicU64::new(Waiter::NOBODY),
             revoke_waiter: AtomicU64::new(Waiter::NOBODY),
         }

@@ -62,6 +62,26 @@ pub unsafe extern "C" fn mwctl_take_wc(
     )
 }
 
+/// Before ibv_destroy_cq, after the last peer that used the queue was detached: drops completions
+/// that a waiting call of ours had kept for the application and that it will not poll any more.
+/// Without this, or polling by mwctl_poll_cq until it returns 0, a later queue at the same address
+/// would inherit them. BUSY while an attached peer uses the queue.
+/// Never waits.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mwctl_cq_gone(ctx: *mut mwctl_context, cq: *mut verbs::ibv_cq) -> Status {
+    super::enter(ctx, |core| core.queues.forget(cq))
+}
+
+/// For an application that polls by itself: its last poll found the queue empty. Only then can the
+/// deadline of a revocation tell a lost completion from one that nobody has polled; without it, and
+/// without as many completions offered as the queue holds, no queue pair is moved to ERR, and the
+/// grant is reported as OPEN. UNKNOWN_QUEUE if no attached peer uses the queue.
+/// Never waits.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mwctl_cq_empty(ctx: *mut mwctl_context, cq: *mut verbs::ibv_cq) -> Status {
+    super::enter(ctx, |core| core.seen_empty(cq))
+}
+
 /// Offers an asynchronous event that ibv_get_async_event returned, before it is acknowledged. The
 /// event stays the application's; what it says of a queue pair or the device is taken to heart.
 /// Never waits.
