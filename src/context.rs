@@ -103,6 +103,8 @@ pub struct Context {
     pub fatal: AtomicBool,
     poisoned: AtomicBool,
 
+    /// Some peer has a thread of its own that polls or posts.
+    pub thread_rules: AtomicBool,
     /// Held while a peer is entered, so that no queue pair is entered twice.
     pub attaching: Mutex<()>,
     pub service: Mutex<Option<Service>>,
@@ -152,6 +154,7 @@ impl Context {
             next_deadline: AtomicU64::new(u64::MAX),
             fatal: AtomicBool::new(false),
             poisoned: AtomicBool::new(false),
+            thread_rules: AtomicBool::new(false),
             attaching: Mutex::default(),
             service: Mutex::default(),
             counters: Counters::default(),

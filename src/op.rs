@@ -85,6 +85,8 @@ pub struct OpBody {
     pub outcomes: Vec<Outcome>,
     pub remaining: usize,
     pub callback: Option<Callback>,
+    /// The peers whose grants it ends, in order; neighbours differ.
+    pub peers: Vec<u32>,
     /// Indexes of the CQs on which its completions come.
     pub queues: Vec<u32>,
     /// Of a transfer: the rights to hand out. Their items come first, then as many revocations,
@@ -118,6 +120,7 @@ impl Op {
         body.detaches = None;
         body.items.clear();
         body.outcomes.clear();
+        body.peers.clear();
         body.queues.clear();
         body.moves.clear();
         self.done.store(0, Ordering::Release);
@@ -138,11 +141,32 @@ impl Op {
         body.outcomes.push(outcome);
     }
 
-    pub fn add_queue(&self, queue: u32) {
+    /// A revocation that waits for a window of this peer, and on this completion queue if it is ours
+    /// to poll. `enlist` puts it before those that wait already and returns them.
+    pub fn add_revocation(
+        &self,
+        window: u32,
+        generation: u32,
+        outcome: Outcome,
+        peer: u32,
+        queue: Option<u32>,
+        enlist: impl FnOnce(u32) -> Option<Waiter>,
+    ) {
         let mut body = self.body.lock();
-        if !body.queues.contains(&queue) {
-            body.queues.push(queue);
+        let item = body.items.len() as u32;
+        body.items.push(Item { window, generation, behind: enlist(item), done: false });
+        body.outcomes.push(outcome);
+        body.remaining += 1;
+        if body.peers.last() != Some(&peer) {
+            body.peers.push(peer);
         }
+        if let Some(queue) = queue {
+            body.add_queue(queue);
+        }
+    }
+
+    pub fn add_queue(&self, queue: u32) {
+        self.body.lock().add_queue(queue);
     }
 
     /// Lets go of one hold. True if it was the last: the operation is done now.
@@ -197,6 +221,12 @@ pub enum Follows {
 }
 
 impl OpBody {
+    fn add_queue(&mut self, queue: u32) {
+        if self.queues.last() != Some(&queue) && !self.queues.contains(&queue) {
+            self.queues.push(queue);
+        }
+    }
+
     /// Ends an item. False if it had ended, or isn't there.
     fn end(&mut self, item: u32, outcome: Outcome) -> bool {
         match self.items.get_mut(item as usize) {

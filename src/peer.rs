@@ -189,6 +189,9 @@ impl Context {
                 return Err(status);
             }
         };
+        if options.polling_thread != 0 || options.owner_thread != 0 {
+            self.thread_rules.store(true, Ordering::Release);
+        }
         let arrival = {
             let mut domain_body = domain_slot.body.lock();
             domain_body.peers += 1;

@@ -2,6 +2,7 @@
 
 use crate::chain::{Kind, Work};
 use crate::context::Context;
+use crate::cq::Mode;
 use crate::grant::{Checked, Request};
 use crate::id;
 use crate::op::{Callback, Kill, Outcome};
@@ -126,6 +127,9 @@ impl Context {
     }
 
     pub fn check_waiting_revoke(&self, grant: u64) -> Result<()> {
+        if !self.thread_rules.load(Ordering::Acquire) {
+            return Ok(());
+        }
         match id::parse(id::Kind::Grant, grant) {
             Some((window, _)) if (window as usize) < self.windows.len() => self.check_waiting_window(window),
             _ => Ok(()),
@@ -152,26 +156,19 @@ impl Context {
                 self.ops.at(op).add_ended(Outcome::failed(*grant, status));
             }
         }
-        for grant in grants {
-            self.pump_owner_of(*grant);
-        }
+        self.pump_peers(op);
         self.end_begin(op);
         Ok(op)
     }
 
-    pub fn pump_owner_of(&self, grant: u64) {
-        if let Some((window, _)) = id::parse(id::Kind::Grant, grant) {
-            self.pump_owner(window);
+    /// Posts what an operation has put in line, peer by peer.
+    pub fn pump_peers(&self, op: u32) {
+        let peers = std::mem::take(&mut self.ops.at(op).body.lock().peers);
+        for index in &peers {
+            let mut body = self.peers.at(*index).body.lock();
+            self.pump(*index, &mut body);
         }
-    }
-
-    /// Posts what the revocation of a window has put in line.
-    fn pump_owner(&self, window: u32) {
-        let Some(owner) = self.windows.get(window).map(|w| w.peer()) else { return };
-        if let Some(peer) = self.peers.get(owner) {
-            let mut body = peer.body.lock();
-            self.pump(owner, &mut body);
-        }
+        self.ops.at(op).body.lock().peers = peers;
     }
 
     /// Adds one grant to a revocation and puts its LOCAL_INV in line; nothing is posted yet.
@@ -213,10 +210,11 @@ impl Context {
             return Err(Status::Duplicate);
         }
         let grant = id::make(id::Kind::Grant, window_index, right.generation);
-        let item = self.ops.at(op).add_item(window_index, right.generation, grant);
-        let behind = window.swap_revoke_waiter(Some(Waiter { op, item }));
-        self.ops.at(op).set_behind(item, behind);
-        self.await_queue(op, body);
+        let outcome = Outcome { grant, ..Outcome::PENDING };
+        let queue = (body.mode == Mode::Ours).then_some(body.send_queue);
+        self.ops.at(op).add_revocation(window_index, right.generation, outcome, owner, queue, |item| {
+            window.swap_revoke_waiter(Some(Waiter { op, item }))
+        });
         Ok(())
     }
 
@@ -293,9 +291,7 @@ impl Context {
                 }
             }
         }
-        for window in windows {
-            self.pump_owner(*window);
-        }
+        self.pump_peers(op);
     }
 
     /// LOCAL_INVs for the application to post in a chain of its own; all grants of one peer. The

@@ -68,9 +68,7 @@ impl Context {
                 self.end_item(Waiter { op, item: at as u32 }, Outcome::failed(0, Status::NotPosted));
             }
         }
-        for step in moves {
-            self.pump_owner_of(step.grant);
-        }
+        self.pump_peers(op);
         self.end_begin(op);
         Ok(op)
     }
