@@ -99,9 +99,9 @@ void rc_describe(const struct rc_device *device)
 	if (device->in_process) {
 		memset(&model, 0, sizeof(model));
 		mwctl_sim_model_get(&model, sizeof(model));
-		printf("Device: %s, the device in the process (doorbell %u ns, work request %u ns, packet %u "
-		       "ns,\nkernel call %u ns, on top of what the code itself takes). Figures carry over "
-		       "as ratios at best.\n",
+		printf("Device: %s, the device in the process. It adds %u ns a doorbell, %u ns a work request, "
+		       "%u ns\na packet and %u ns a kernel call to what its code takes: figures carry over as "
+		       "ratios at best.\n",
 		       device->name, model.doorbell_ns, model.wr_ns, model.packet_ns,
 		       model.kernel_call_ns);
 		return;
