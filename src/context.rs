@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 
-use crate::chain::{Chain, MAX_CHAINS, RESTING_CHAINS, WrIds};
+use crate::chain::{Chain, MAX_CHAINS, RESTING_CHAINS, Work, WrIds};
 use crate::cq::Queues;
 use crate::device::{Device, Errno};
 use crate::domain::Domain;
@@ -113,6 +113,8 @@ pub struct Context {
     pub random: Mutex<Random>,
     /// Work requests are built here; taken and put back, so that few are made.
     pub scratch: Mutex<Vec<Vec<verbs::ibv_send_wr>>>,
+    /// Works of a chain, likewise.
+    pub works: Mutex<Vec<Vec<Work>>>,
     /// Windows of a range are gathered here, likewise.
     pub gathered: Mutex<Vec<Vec<u32>>>,
 }
@@ -160,6 +162,7 @@ impl Context {
             counters: Counters::default(),
             random: Mutex::new(random),
             scratch: Mutex::default(),
+            works: Mutex::default(),
             gathered: Mutex::default(),
         })
     }

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering;
 
-use crate::chain::{Kind, Work};
+use crate::chain::{Kind, MAX_CHAIN, Work};
 use crate::context::Context;
 use crate::cq::Mode;
 use crate::id;
@@ -21,6 +21,17 @@ pub struct Request {
     pub addr: u64,
     pub length: u64,
     pub access: u32,
+}
+
+/// What a caller hands in as a request.
+pub trait Asked: Copy {
+    fn request(&self) -> Result<Request>;
+}
+
+impl Asked for Request {
+    fn request(&self) -> Result<Request> {
+        Ok(*self)
+    }
 }
 
 /// A request whose parts were found good.
@@ -124,8 +135,8 @@ impl Context {
 
     /// Hands out rights; each request ends with an outcome of its own, in order. Bad requests are
     /// refused before anything is posted. May wait.
-    pub fn grant(&self, requests: &[Request], timeout_us: u64, out: &mut [Outcome]) -> Result<()> {
-        let op = self.begin_grants(requests, timeout_us, None)?;
+    pub fn grant<A: Asked>(&self, asked: &[A], timeout_us: u64, out: &mut [Outcome]) -> Result<()> {
+        let op = self.begin_grants(asked, timeout_us, None)?;
         let mut status = Status::Ok;
         self.wait(op, |body, outcomes| {
             out[..outcomes.len()].copy_from_slice(outcomes);
@@ -135,27 +146,29 @@ impl Context {
     }
 
     /// The same, ending in a callback. Never waits.
-    pub fn grant_start(&self, requests: &[Request], timeout_us: u64, callback: Callback) -> Result<()> {
-        self.begin_grants(requests, timeout_us, Some(callback)).map(|_| ())
+    pub fn grant_start<A: Asked>(&self, asked: &[A], timeout_us: u64, callback: Callback) -> Result<()> {
+        self.begin_grants(asked, timeout_us, Some(callback)).map(|_| ())
     }
 
-    fn begin_grants(&self, requests: &[Request], timeout_us: u64, callback: Option<Callback>) -> Result<u32> {
+    fn begin_grants<A: Asked>(
+        &self,
+        asked: &[A],
+        timeout_us: u64,
+        callback: Option<Callback>,
+    ) -> Result<u32> {
         let may_wait = callback.is_none();
-        for request in requests {
-            self.check_request(request, may_wait)?;
+        for one in asked {
+            self.check_request(&one.request()?, may_wait)?;
         }
         let op = self.begin_op(timeout_us, Kill::Never, callback)?;
-        for (at, request) in requests.iter().enumerate() {
-            if let Err(status) = self.begin_grant(op, request, may_wait, requests.len() - at) {
+        for (at, one) in asked.iter().enumerate() {
+            let queued =
+                one.request().and_then(|request| self.begin_grant(op, &request, may_wait, asked.len() - at));
+            if let Err(status) = queued {
                 self.ops.at(op).add_ended(Outcome::failed(0, status));
             }
         }
-        for request in requests {
-            if let Ok((index, slot)) = self.peer(request.peer) {
-                let mut body = slot.body.lock();
-                self.pump(index, &mut body);
-            }
-        }
+        self.pump_peers(op);
         self.end_begin(op);
         Ok(op)
     }
@@ -176,6 +189,7 @@ impl Context {
         let (window, grant, _) = self.place(checked, &mut body)?;
         let generation = self.windows.at(window).right().generation;
         let item = self.ops.at(op).add_item(window, generation, grant);
+        self.ops.at(op).add_peer(checked.peer);
         self.await_queue(op, &body);
         self.push_bind(Waiter { op, item }, window, &mut body);
         Ok(())
@@ -205,52 +219,64 @@ impl Context {
     /// Binds for the application to post in a chain of its own, all for one peer. Each outcome
     /// carries id and rkey at once: the key may travel in a later SEND of the same queue pair,
     /// and in no other way before the grant is confirmed. Never waits.
-    pub fn grant_prepare(
+    pub fn grant_prepare<A: Asked>(
         &self,
-        requests: &[Request],
+        asked: &[A],
         wrs: &mut [verbs::ibv_send_wr],
         out: &mut [Outcome],
     ) -> Result<u64> {
-        let first = requests.first().ok_or(Status::InvalidArgument)?;
-        let mut checked = Vec::with_capacity(requests.len());
-        for request in requests {
+        let first = asked.first().ok_or(Status::InvalidArgument)?.request()?;
+        for one in asked {
+            let request = one.request()?;
             if request.peer != first.peer {
                 return Err(Status::MixedPeers);
             }
-            checked.push(self.check_request(request, false)?);
+            self.check_request(&request, false)?;
         }
-        let index = checked[0].peer;
-        let mut body = self.peers.at(index).body.lock();
-        if body.budget < requests.len() as u32 || wrs.len() < requests.len() {
+        let (index, slot) = self.peer(first.peer)?;
+        self.with_works(|works| {
+            let mut body = slot.body.lock();
+            let prepared = self
+                .place_all(asked, &mut body, out, works)
+                .and_then(|()| self.prepare_chain(index, &mut body, works, false, None, wrs));
+            if prepared.is_err() {
+                for work in works.iter() {
+                    self.never_bound(index, &mut body, work.window, Outcome::failed(0, Status::NotPosted));
+                }
+            }
+            prepared
+        })
+    }
+
+    /// Takes a window for each request into `works`, as far as it gets. The peer's lock is held.
+    fn place_all<A: Asked>(
+        &self,
+        asked: &[A],
+        body: &mut PeerBody,
+        out: &mut [Outcome],
+        works: &mut Vec<Work>,
+    ) -> Result<()> {
+        self.check_room(body, asked.len())?;
+        for (one, outcome) in asked.iter().zip(out) {
+            let request = one.request()?;
+            let (region, facts) = self.region_facts(request.region)?;
+            let (peer, _) = self.peer(request.peer)?;
+            let (window, grant, rkey) = self.place(&Checked { request, peer, region, facts }, body)?;
+            self.windows.at(window).prepared.store(true, Ordering::Relaxed);
+            *outcome = Outcome::granted(grant, rkey);
+            works.push(Work { window, kind: Kind::Bind });
+        }
+        Ok(())
+    }
+
+    /// Whether a chain of `n` can ever, and can now, go into our share of the send queue.
+    pub fn check_room(&self, body: &PeerBody, n: usize) -> Result<()> {
+        if n > MAX_CHAIN || n > body.budget as usize {
             return Err(Status::TooMany);
         }
-        if body.budget - body.used < requests.len() as u32 {
+        if n > (body.budget - body.used) as usize {
             return Err(Status::QueueFull);
         }
-        let mut works = Vec::with_capacity(requests.len());
-        let mut failed = None;
-        for (checked, outcome) in checked.iter().zip(out.iter_mut()) {
-            match self.place(checked, &mut body) {
-                Ok((window, grant, rkey)) => {
-                    self.windows.at(window).prepared.store(true, Ordering::Relaxed);
-                    *outcome = Outcome::granted(grant, rkey);
-                    works.push(Work { window, kind: Kind::Bind });
-                }
-                Err(status) => {
-                    failed = Some(status);
-                    break;
-                }
-            }
-        }
-        let prepared = match failed {
-            Some(status) => Err(status),
-            None => self.prepare_chain(index, &mut body, &works, false, None, wrs),
-        };
-        if prepared.is_err() {
-            for work in works {
-                self.never_bound(index, &mut body, work.window, Outcome::failed(0, Status::NotPosted));
-            }
-        }
-        prepared
+        Ok(())
     }
 }

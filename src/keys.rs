@@ -15,10 +15,17 @@ pub struct KeyRing {
     start: u8,
     /// Keys used so far.
     used: u64,
-    /// For each segment: the domain's count of grants when its newest key was last bound, and the
-    /// time.
-    last_use: [u64; SEGMENTS],
-    last_time: [u64; SEGMENTS],
+    /// For each segment, the last use of its newest key.
+    last_use: [Use; SEGMENTS],
+    /// What stood there for the segment that is being walked, from the round before.
+    previous: Use,
+}
+
+/// When a key was last bound: the domain's count of grants, and the time.
+#[derive(Clone, Copy, Default)]
+struct Use {
+    grants: u64,
+    time: u64,
 }
 
 impl KeyRing {
@@ -33,22 +40,27 @@ impl KeyRing {
         ((self.used % KEYS) / SEGMENT) as usize
     }
 
+    /// When the next key was last bound, or a little later: in a round before this one.
+    fn last(&self) -> Use {
+        if self.used % SEGMENT == 0 { self.last_use[self.segment()] } else { self.previous }
+    }
+
     /// The count of grants from which the next key may be bound, given the distance to keep.
     pub fn due(&self, distance: u64) -> u64 {
         if self.used < KEYS {
             return 0;
         }
-        self.last_use[self.segment()].saturating_add(distance)
+        self.last().grants.saturating_add(distance)
     }
 
     /// Grants since the next key was last valid; `None` if it never was.
     pub fn distance(&self, now: u64) -> Option<u64> {
-        (self.used >= KEYS).then(|| now - self.last_use[self.segment()])
+        (self.used >= KEYS).then(|| now - self.last().grants)
     }
 
     /// Nanoseconds since the next key was last valid; `None` if it never was.
     pub fn age(&self, time: u64) -> Option<u64> {
-        (self.used >= KEYS).then(|| time.saturating_sub(self.last_time[self.segment()]))
+        (self.used >= KEYS).then(|| time.saturating_sub(self.last().time))
     }
 
     /// Takes the next key that is not `current`, the one that the window has: a bind changes it.
@@ -57,8 +69,10 @@ impl KeyRing {
         loop {
             let key = self.start.wrapping_add(self.step.wrapping_mul(self.used as u8));
             let segment = self.segment();
-            self.last_use[segment] = now;
-            self.last_time[segment] = time;
+            if self.used % SEGMENT == 0 {
+                self.previous = self.last_use[segment];
+            }
+            self.last_use[segment] = Use { grants: now, time };
             self.used += 1;
             if key != current {
                 return key;
@@ -125,6 +139,17 @@ mod tests {
             assert_eq!(sorted, (0..=255).collect::<Vec<u8>>());
             assert_eq!(*round.last().unwrap(), 42);
             assert_eq!(next(KEYS), round[0]);
+        }
+    }
+
+    #[test]
+    fn a_rotation_that_is_large_enough_never_rests() {
+        const WINDOWS: u64 = 10;
+        let mut rings: Vec<KeyRing> = (0..WINDOWS).map(|n| KeyRing::new(n, 0)).collect();
+        for now in 0..WINDOWS * KEYS * 4 {
+            let ring = &mut rings[(now % WINDOWS) as usize];
+            assert!(ring.due(WINDOWS * (KEYS - SEGMENT)) <= now, "at {now}");
+            ring.take(now, 0, 0);
         }
     }
 

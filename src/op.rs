@@ -85,7 +85,7 @@ pub struct OpBody {
     pub outcomes: Vec<Outcome>,
     pub remaining: usize,
     pub callback: Option<Callback>,
-    /// The peers whose grants it ends, in order; neighbours differ.
+    /// The peers that have work in line for it, in order; neighbours differ.
     pub peers: Vec<u32>,
     /// Indexes of the CQs on which its completions come.
     pub queues: Vec<u32>,
@@ -157,12 +157,15 @@ impl Op {
         body.items.push(Item { window, generation, behind: enlist(item), done: false });
         body.outcomes.push(outcome);
         body.remaining += 1;
-        if body.peers.last() != Some(&peer) {
-            body.peers.push(peer);
-        }
+        body.add_peer(peer);
         if let Some(queue) = queue {
             body.add_queue(queue);
         }
+    }
+
+    /// This peer has work in line for the operation.
+    pub fn add_peer(&self, peer: u32) {
+        self.body.lock().add_peer(peer);
     }
 
     pub fn add_queue(&self, queue: u32) {
@@ -221,6 +224,12 @@ pub enum Follows {
 }
 
 impl OpBody {
+    fn add_peer(&mut self, peer: u32) {
+        if self.peers.last() != Some(&peer) {
+            self.peers.push(peer);
+        }
+    }
+
     fn add_queue(&mut self, queue: u32) {
         if self.queues.last() != Some(&queue) && !self.queues.contains(&queue) {
             self.queues.push(queue);

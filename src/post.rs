@@ -179,6 +179,15 @@ impl Context {
         }
     }
 
+    /// Lends an empty list of works.
+    pub fn with_works<R>(&self, body: impl FnOnce(&mut Vec<Work>) -> R) -> R {
+        let mut works = self.works.lock().pop().unwrap_or_default();
+        let result = body(&mut works);
+        works.clear();
+        self.works.lock().push(works);
+        result
+    }
+
     /// Begins a chain that the application will post: work requests into `out`, linked. The
     /// works' windows are counted as posted from here on, since nobody knows when they will be.
     pub fn prepare_chain(
@@ -190,11 +199,9 @@ impl Context {
         op: Option<u32>,
         out: &mut [ibv_send_wr],
     ) -> Result<u64> {
-        if works.len() > MAX_CHAIN || works.len() > out.len() {
+        self.check_room(body, works.len())?;
+        if works.len() > out.len() {
             return Err(Status::TooMany);
-        }
-        if body.budget - body.used < works.len() as u32 {
-            return Err(Status::QueueFull);
         }
         let slot = self.chains.take().ok_or(Status::QueueFull)?;
         let chain = self.chains.at(slot);
@@ -258,13 +265,15 @@ impl Context {
         body.prepared -= 1;
         body.used -= (all - posted) as u32;
         body.sequence += 1;
-        let rest = state.works.split_off(posted);
+        let mut works = self.works.lock().pop().unwrap_or_default();
+        works.extend_from_slice(&state.works);
+        state.works.truncate(posted);
         state.posted = posted;
         state.signaled &= posted == all;
         state.committed = body.sequence;
         let op = state.op.take();
         let early = state.early.take();
-        for work in &state.works {
+        for work in &works[..posted] {
             self.windows.at(work.window).prepared.store(false, Ordering::Relaxed);
             self.note_posted(*work);
         }
@@ -274,18 +283,19 @@ impl Context {
             self.free_chain(slot);
         } else {
             state.stage = Stage::Posted;
-            let works = if early.is_none() { state.works.clone() } else { Vec::new() };
             drop(state);
             body.outstanding.push_back(slot);
             match early {
                 Some(success) => self.chain_ended(index, &mut body, slot, success),
                 None if body.life != Life::Live => self.lose_outstanding(index, &mut body),
-                None => self.revoke_bound(index, &mut body, &works),
+                None => self.revoke_bound(index, &mut body, &works[..posted]),
             }
         }
-        for work in rest {
-            self.not_posted(index, &mut body, work, op);
+        for work in &works[posted..] {
+            self.not_posted(index, &mut body, *work, op);
         }
+        works.clear();
+        self.works.lock().push(works);
         self.pump(index, &mut body);
         drop(body);
         if let Some(op) = op {

@@ -306,10 +306,12 @@ impl Context {
     ) -> Result<u64> {
         let first = *grants.first().ok_or(Status::InvalidArgument)?;
         let owner = self.owner_of(first)?;
-        let mut body = self.peers.at(owner).body.lock();
-        let works = self.check_preparable(owner, &body, grants)?;
-        let op = self.begin_op(timeout_us, kill, Some(callback.unwrap_or(NOBODY)))?;
-        self.prepare_invalidates(owner, &mut body, op, &works, wrs, works.len())
+        self.with_works(|works| {
+            let mut body = self.peers.at(owner).body.lock();
+            self.check_preparable(owner, &body, grants, works)?;
+            let op = self.begin_op(timeout_us, kill, Some(callback.unwrap_or(NOBODY)))?;
+            self.prepare_invalidates(owner, &mut body, op, works, wrs, grants.len())
+        })
     }
 
     /// A LOCAL_INV for the old grant and a bind for its successor, to be posted in this order.
@@ -328,25 +330,22 @@ impl Context {
         if owner != checked.peer {
             return Err(Status::MixedPeers);
         }
-        let mut body = self.peers.at(owner).body.lock();
-        let mut works = self.check_preparable(owner, &body, &[grant])?;
-        if body.budget < 2 || wrs.len() < 2 {
-            return Err(Status::TooMany);
-        }
-        if body.budget - body.used < 2 {
-            return Err(Status::QueueFull);
-        }
-        let (window, id, rkey) = self.place(&checked, &mut body)?;
-        self.windows.at(window).prepared.store(true, Ordering::Relaxed);
-        works.push(Work { window, kind: Kind::Bind });
-        *out = Outcome::granted(id, rkey);
-        let prepared = self
-            .begin_op(timeout_us, Kill::default(), Some(callback.unwrap_or(NOBODY)))
-            .and_then(|op| self.prepare_invalidates(owner, &mut body, op, &works, wrs, 1));
-        if prepared.is_err() {
-            self.never_bound(owner, &mut body, window, Outcome::failed(0, Status::NotPosted));
-        }
-        prepared
+        self.with_works(|works| {
+            let mut body = self.peers.at(owner).body.lock();
+            self.check_preparable(owner, &body, &[grant], works)?;
+            self.check_room(&body, 2)?;
+            let (window, id, rkey) = self.place(&checked, &mut body)?;
+            self.windows.at(window).prepared.store(true, Ordering::Relaxed);
+            works.push(Work { window, kind: Kind::Bind });
+            *out = Outcome::granted(id, rkey);
+            let prepared = self
+                .begin_op(timeout_us, Kill::default(), Some(callback.unwrap_or(NOBODY)))
+                .and_then(|op| self.prepare_invalidates(owner, &mut body, op, works, wrs, 1));
+            if prepared.is_err() {
+                self.never_bound(owner, &mut body, window, Outcome::failed(0, Status::NotPosted));
+            }
+            prepared
+        })
     }
 
     fn owner_of(&self, grant: u64) -> Result<u32> {
@@ -357,8 +356,13 @@ impl Context {
     }
 
     /// Whether LOCAL_INVs for all these grants of one peer may be posted now.
-    fn check_preparable(&self, owner: u32, body: &PeerBody, grants: &[u64]) -> Result<Vec<Work>> {
-        let mut works: Vec<Work> = Vec::with_capacity(grants.len());
+    fn check_preparable(
+        &self,
+        owner: u32,
+        body: &PeerBody,
+        grants: &[u64],
+        works: &mut Vec<Work>,
+    ) -> Result<()> {
         for grant in grants {
             let (window, generation) = id::parse(id::Kind::Grant, *grant).ok_or(Status::StaleId)?;
             let right = self.windows.get(window).ok_or(Status::StaleId)?.right();
@@ -380,13 +384,7 @@ impl Context {
         if body.life != Life::Live {
             return Err(Status::PeerDead);
         }
-        if body.budget < grants.len() as u32 {
-            return Err(Status::TooMany);
-        }
-        if body.budget - body.used < grants.len() as u32 {
-            return Err(Status::QueueFull);
-        }
-        Ok(works)
+        self.check_room(body, grants.len())
     }
 
     /// The first `n` works are the invalidates of the operation, which is dropped on an error.

@@ -5,26 +5,23 @@ use std::ffi::c_void;
 use super::revoke::done;
 use super::types::*;
 use super::{array, array_mut, enter, out};
-use crate::grant::Request;
+use crate::grant::{Asked, Request};
 use crate::op::Outcome;
 use crate::status::{Result, Status};
 
-pub fn request(asked: &mwctl_request) -> Result<Request> {
-    if asked.reserved != 0 {
-        return Err(Status::UnknownFlags);
+impl Asked for mwctl_request {
+    fn request(&self) -> Result<Request> {
+        if self.reserved != 0 {
+            return Err(Status::UnknownFlags);
+        }
+        Ok(Request {
+            peer: self.peer.id,
+            region: self.region.id,
+            addr: self.addr,
+            length: self.length,
+            access: self.access,
+        })
     }
-    Ok(Request {
-        peer: asked.peer.id,
-        region: asked.region.id,
-        addr: asked.addr,
-        length: asked.length,
-        access: asked.access,
-    })
-}
-
-pub unsafe fn requests(first: *const mwctl_request, n: usize) -> Result<Vec<Request>> {
-    // SAFETY: the caller's array.
-    unsafe { array(first, n) }?.iter().map(request).collect()
 }
 
 /// Hands one right to one client: binds a window of the pool to its queue pair and returns once
@@ -60,11 +57,7 @@ pub unsafe extern "C" fn mwctl_grant_batch(
         // SAFETY: the caller's arrays, as documented.
         let (places, asked) = unsafe { (array_mut(results, n)?, array(asked, n)?) };
         places.fill(Outcome::failed(0, Status::NotPosted));
-        if let [one] = asked {
-            return core.grant(&[request(one)?], timeout_us, places);
-        }
-        let asked: Result<Vec<Request>> = asked.iter().map(request).collect();
-        core.grant(&asked?, timeout_us, places)
+        core.grant(asked, timeout_us, places)
     })
 }
 
@@ -81,7 +74,7 @@ pub unsafe extern "C" fn mwctl_grant_start(
     user: *mut c_void,
 ) -> Status {
     // SAFETY: the caller's array, as documented.
-    enter(ctx, |core| core.grant_start(&unsafe { requests(asked, n) }?, timeout_us, done(on_done, user)?))
+    enter(ctx, |core| core.grant_start(unsafe { array(asked, n) }?, timeout_us, done(on_done, user)?))
 }
 
 /// Ends a grant and hands out its successor to the same client, in one post: the new right, with
@@ -100,6 +93,6 @@ pub unsafe extern "C" fn mwctl_regrant(
         // SAFETY: the caller's pointers; an array of two.
         let (asked, places) = unsafe { (out(asked.cast_mut())?, out(results.cast::<[Outcome; 2]>())?) };
         *places = [Outcome::failed(grant, Status::NotPosted), Outcome::failed(0, Status::NotPosted)];
-        core.regrant(grant, &request(asked)?, timeout_us, places)
+        core.regrant(grant, &asked.request()?, timeout_us, places)
     })
 }

@@ -2,10 +2,10 @@
 
 use std::ffi::{c_int, c_void};
 
-use super::grant::{request, requests};
 use super::revoke::{done, kill_of};
 use super::types::*;
 use super::{array, array_mut, enter, out};
+use crate::grant::Asked;
 use crate::op::Outcome;
 use crate::post::{Committed, posted_before};
 use crate::status::Status;
@@ -29,8 +29,8 @@ pub unsafe extern "C" fn mwctl_grant_prepare(
     enter(ctx, |core| {
         // SAFETY: the caller's arrays, as documented.
         let (asked, wrs, results, place) =
-            unsafe { (requests(asked, n)?, array_mut(wrs, n)?, array_mut(results, n)?, out(token)?) };
-        *place = mwctl_token { id: core.grant_prepare(&asked, wrs, results)? };
+            unsafe { (array(asked, n)?, array_mut(wrs, n)?, array_mut(results, n)?, out(token)?) };
+        *place = mwctl_token { id: core.grant_prepare(asked, wrs, results)? };
         Ok(())
     })
 }
@@ -81,7 +81,7 @@ pub unsafe extern "C" fn mwctl_regrant_prepare(
         let (asked, wrs, result, place) =
             unsafe { (out(asked.cast_mut())?, array_mut(wrs, 2)?, out(result)?, out(token)?) };
         let callback = on_done.map(|_| done(on_done, user)).transpose()?;
-        let id = core.regrant_prepare(grant, &request(asked)?, timeout_us, callback, wrs, result)?;
+        let id = core.regrant_prepare(grant, &asked.request()?, timeout_us, callback, wrs, result)?;
         *place = mwctl_token { id };
         Ok(())
     })

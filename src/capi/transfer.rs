@@ -2,10 +2,10 @@
 
 use std::ffi::c_void;
 
-use super::grant::request;
 use super::revoke::{done, kill_of};
 use super::types::*;
 use super::{array, array_mut, enter};
+use crate::grant::Asked;
 use crate::op::Outcome;
 use crate::status::{Result, Status};
 use crate::transfer::Move;
@@ -13,7 +13,7 @@ use crate::transfer::Move;
 unsafe fn moves(first: *const mwctl_move, n: usize) -> Result<Vec<Move>> {
     // SAFETY: the caller's array.
     let steps = unsafe { array(first, n) }?;
-    steps.iter().map(|step| Ok(Move { grant: step.grant, request: request(&step.to)? })).collect()
+    steps.iter().map(|step| Ok(Move { grant: step.grant, request: step.to.request()? })).collect()
 }
 
 /// Moves rights from one client to another, for a new leader or a failover: each new right is
