@@ -543,7 +543,8 @@ extern "C" {
 
 // Takes a device context under management and tries out what it can do. The application keeps
 // it, and must not close it before mwctl_context_close. `size` is sizeof *opts; opts may be
-// NULL with size 0. On an error *ctx is NULL.
+// NULL with size 0. On an error *ctx is NULL. One
+// context a device context: ALREADY_ATTACHED otherwise.
 // May wait (a few kernel calls).
 mwctl_status mwctl_context_open(struct ibv_context *device,
                                 const struct mwctl_context_options *opts,
@@ -970,8 +971,9 @@ mwctl_status mwctl_cq_empty(struct mwctl_context *ctx, struct ibv_cq *cq);
 // Never waits.
 mwctl_status mwctl_take_async_event(struct mwctl_context *ctx, const struct ibv_async_event *event);
 
-// Whether the client behind a queue pair holds a live grant that covers the whole range with all
-// these rights: OK and the grant's id in *grant (which may be NULL), or NO_GRANT if there is
+// Whether the client behind a queue pair holds one grant that covers the whole range with all
+// these rights and may be in use: from the post of its bind, confirmed or not, to the proof of its
+// end. OK and the grant's id in *grant (which may be NULL), or NO_GRANT if there is
 // none. Takes no lock.
 // Never waits.
 mwctl_status mwctl_check(struct mwctl_context *ctx,

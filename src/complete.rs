@@ -71,6 +71,7 @@ impl Context {
             self.peer_lost(index, body, Life::Dead);
             return;
         }
+        body.suspect = false;
         let begun = self.chains.at(slot).body.lock().begun;
         while let Some(&earlier) = body.outstanding.front() {
             let due = {

@@ -65,6 +65,7 @@ pub struct Capabilities {
 }
 
 pub struct Context {
+    _claim: Claim,
     pub device: Device,
     pub capabilities: Capabilities,
     pub timeout_us: u64,
@@ -127,9 +128,11 @@ unsafe impl Sync for Context {}
 impl Context {
     /// May wait: tries the device out.
     pub fn open(device: Device, options: ContextOptions) -> Result<Context> {
+        let claim = Claim::new(device).ok_or(Status::AlreadyAttached)?;
         let capabilities = probe(device)?;
         let mut random = Random::seeded();
         Ok(Context {
+            _claim: claim,
             device,
             capabilities,
             timeout_us: if options.timeout_us == 0 { DEFAULT_TIMEOUT_US } else { options.timeout_us },
@@ -193,6 +196,30 @@ impl Context {
     /// The deadline of a call, 0 standing for the context's default.
     pub fn deadline(&self, timeout_us: u64) -> u64 {
         crate::time::deadline_ns(if timeout_us == 0 { self.timeout_us } else { timeout_us })
+    }
+}
+
+/// The devices under management in this process. Two contexts for one would not know each other's
+/// completions.
+static CLAIMED: Mutex<Vec<Device>> = Mutex::new(Vec::new());
+
+/// A device's entry there.
+struct Claim(Device);
+
+impl Claim {
+    fn new(device: Device) -> Option<Claim> {
+        let mut claimed = CLAIMED.lock();
+        if claimed.contains(&device) {
+            return None;
+        }
+        claimed.push(device);
+        Some(Claim(device))
+    }
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        CLAIMED.lock().retain(|device| *device != self.0);
     }
 }
 

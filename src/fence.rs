@@ -3,7 +3,6 @@
 
 use std::sync::atomic::Ordering;
 
-use crate::chain::Kind;
 use crate::context::{Context, Severity};
 use crate::device::{Errno, Qp};
 use crate::event::{Event, EventKind};
@@ -202,13 +201,15 @@ impl Context {
             return;
         }
         let under_way = window.posted.load(Ordering::Relaxed) > 0;
+        let in_hand = window.prepared.load(Ordering::Relaxed);
+        let overdue = self.is_overdue(&body, window_index);
         match right.state {
             State::Deallocating => {}
             State::Revoking if !under_way => {
                 body.pending.retain(|work| work.window != window_index);
                 self.to_deallocate(index, &mut body, window_index);
             }
-            _ if !window.prepared.load(Ordering::Relaxed) && self.may_kill(&body, window_index, kill) => {
+            _ if !in_hand && (kill == Kill::Always || (kill == Kill::IfPolled && overdue)) => {
                 let qp_num = peer.qp_num.load(Ordering::Acquire);
                 count(&self.counters.peers_killed);
                 self.event(Event {
@@ -224,7 +225,7 @@ impl Context {
                 self.to_deallocate(index, &mut body, window_index);
             }
             _ => {
-                body.stuck = true;
+                body.stuck |= overdue;
                 self.unlink(window_index, waiter);
                 let grant = crate::id::make(crate::id::Kind::Grant, window_index, generation);
                 self.end_item(waiter, Outcome::failed(grant, Status::Open));
@@ -238,27 +239,21 @@ impl Context {
             self.never_bound(index, body, window_index, Outcome::failed(0, Status::TimedOut));
             return;
         }
-        body.stuck = true;
+        body.stuck |= self.is_overdue(body, window_index);
         if let Some(waiter) = window.take_bind_waiter() {
             let grant = crate::id::make(crate::id::Kind::Grant, window_index, window.right().generation);
             self.end_item(waiter, Outcome::failed(grant, Status::TimedOut));
         }
     }
 
-    /// Whether the deadline of a window's revocation justifies the QP's end.
-    fn may_kill(&self, body: &PeerBody, window: u32, kill: Kill) -> bool {
-        match kill {
-            Kill::Never => false,
-            Kill::Always => true,
-            Kill::IfPolled => {
-                let queue = self.queues.at(body.send_queue);
-                body.outstanding.iter().any(|slot| {
-                    let state = self.chains.at(*slot).body.lock();
-                    let carries = |kind| state.works.iter().any(|w| w.window == window && w.kind == kind);
-                    (carries(Kind::Invalidate) || carries(Kind::Bind)) && queue.was_emptied_since(state.seen)
-                })
-            }
-        }
+    /// Whether a request for the window is outstanding although all completions that were there
+    /// since its post have been looked at.
+    fn is_overdue(&self, body: &PeerBody, window: u32) -> bool {
+        let queue = self.queues.at(body.send_queue);
+        body.outstanding.iter().any(|slot| {
+            let state = self.chains.at(*slot).body.lock();
+            state.works.iter().any(|work| work.window == window) && queue.was_emptied_since(state.seen)
+        })
     }
 
     /// The revocation of this operation that waits for the window.

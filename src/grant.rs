@@ -65,7 +65,9 @@ impl Context {
     }
 
     fn check_peer(&self, body: &mut PeerBody, access: u32) -> Result<()> {
-        self.refresh(body)?;
+        if body.life == Life::Connecting || body.suspect {
+            self.refresh(body)?;
+        }
         match body.life {
             Life::Unused => return Err(Status::StaleId),
             Life::Dead | Life::Gone => return Err(Status::PeerDead),

@@ -240,9 +240,9 @@ impl Context {
         }
     }
 
-    /// Looks again at a QP that was not in RTS when last seen.
+    /// Looks at the QP's state. A kernel call on most devices.
     pub fn refresh(&self, body: &mut PeerBody) -> Result<()> {
-        if body.life != Life::Connecting {
+        if !matches!(body.life, Life::Connecting | Life::Live) {
             return Ok(());
         }
         let qp = body.qp.ok_or(Status::StaleId)?;
@@ -250,6 +250,7 @@ impl Context {
         match facts.state {
             verbs::IBV_QPS_RTS => {
                 body.life = Life::Live;
+                body.suspect = false;
                 body.access = facts.access;
                 Ok(())
             }

@@ -17,7 +17,7 @@ pub struct GrantFacts {
 }
 
 impl Context {
-    /// Whether the client behind a QP holds a live grant that covers the whole range with all
+    /// Whether the client behind a QP may be able to use a grant that covers the whole range with all
     /// these rights. Reads without a lock. Never waits.
     pub fn check(
         &self,
@@ -43,11 +43,20 @@ impl Context {
         Ok(peer.grid.find(addr, |window| {
             let right = self.windows.at(window).right();
             let allowed = right.peer == index
-                && matches!(right.state, State::Valid | State::Revoking | State::Invalidating)
+                && self.is_usable(window, right.state)
                 && right.access & access == access
                 && right.covers(addr, length);
             allowed.then(|| id::make(id::Kind::Grant, window, right.generation))
         }))
+    }
+
+    /// Whether a client may be able to use a right in this state: one that was not handed to the
+    /// device yet can't be.
+    fn is_usable(&self, window: u32, state: State) -> bool {
+        let window = self.windows.at(window);
+        let unposted =
+            || window.posted.load(Ordering::Relaxed) == 0 || window.prepared.load(Ordering::Relaxed);
+        state.is_open() && !(state == State::Binding && unposted())
     }
 
     /// The open grant whose rkey this is. Reads without a lock. Never waits.

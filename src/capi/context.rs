@@ -29,7 +29,8 @@ impl User {
 
 /// Takes a device context under management and tries out what it can do. The application keeps
 /// it, and must not close it before mwctl_context_close. `size` is sizeof *opts; opts may be
-/// NULL with size 0. On an error *ctx is NULL.
+/// NULL with size 0. On an error *ctx is NULL. One
+/// context a device context: ALREADY_ATTACHED otherwise.
 /// May wait (a few kernel calls).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mwctl_context_open(
@@ -39,6 +40,7 @@ pub unsafe extern "C" fn mwctl_context_open(
     ctx: *mut *mut mwctl_context,
 ) -> Status {
     fork::arm();
+    silence_panics();
     let open = || -> Result<()> {
         // SAFETY: the caller's pointers, as documented.
         let place = unsafe { out(ctx) }?;
@@ -50,6 +52,13 @@ pub unsafe extern "C" fn mwctl_context_open(
         Ok(())
     };
     std::panic::catch_unwind(std::panic::AssertUnwindSafe(open)).map_or(Status::Poisoned, Status::from)
+}
+
+/// A caught panic goes to the log, not to the host's stderr. The hook is the library's own: its std
+/// is linked in.
+fn silence_panics() {
+    static ONCE: std::sync::Once = std::sync::Once::new();
+    ONCE.call_once(|| std::panic::set_hook(Box::new(|_| {})));
 }
 
 fn core_options(opts: mwctl_context_options) -> ContextOptions {

@@ -7,8 +7,9 @@ use crate::status::{Result, Status};
 use crate::table::GrantFacts;
 use crate::window::State;
 
-/// Whether the client behind a queue pair holds a live grant that covers the whole range with all
-/// these rights: OK and the grant's id in *grant (which may be NULL), or NO_GRANT if there is
+/// Whether the client behind a queue pair holds one grant that covers the whole range with all
+/// these rights and may be in use: from the post of its bind, confirmed or not, to the proof of its
+/// end. OK and the grant's id in *grant (which may be NULL), or NO_GRANT if there is
 /// none. Takes no lock.
 /// Never waits.
 #[unsafe(no_mangle)]

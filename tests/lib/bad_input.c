@@ -65,6 +65,7 @@ static void null_pointers(void)
 	mwctl_result result;
 	mwctl_token token;
 	struct ibv_send_wr wr;
+	mwctl_context *second = NULL;
 	uint64_t addr;
 
 	HOUSE_STATUS(MWCTL_STATUS_INVALID_ARGUMENT, mwctl_grant(NULL, &good, 0, &result));
@@ -83,6 +84,9 @@ static void null_pointers(void)
 	HOUSE_STATUS(MWCTL_STATUS_INVALID_ARGUMENT, mwctl_context_open(NULL, NULL, 0, NULL));
 	HOUSE_STATUS(MWCTL_STATUS_LENGTH_ZERO, mwctl_block_take(house.ctx, house.region, 0, &addr));
 	HOUSE_OK(mwctl_context_close(NULL));
+	HOUSE_STATUS(MWCTL_STATUS_ALREADY_ATTACHED,
+		     mwctl_context_open(house.device.context, NULL, 0, &second));
+	RC_CHECK(!second);
 	RC_CHECK(mwctl_poll_cq(house.ctx, house.client[0].pair.server.cq, 1, NULL) < 0);
 	RC_CHECK(mwctl_poll_cq(house.ctx, NULL, 1, NULL) < 0);
 	RC_CHECK(mwctl_take_wc(house.ctx, NULL, NULL) < 0);

@@ -248,6 +248,50 @@ static void unpolled(void)
 	house_ok("a queue that nobody polled costs no queue pair");
 }
 
+/* Once the queue was seen empty, a missing completion is missing. */
+static void seen_empty(void)
+{
+	struct house_options options = {.peer.polling = MWCTL_POLLING_YOURS};
+	struct rc_memory blocker;
+	struct ibv_sge sge;
+	struct ibv_send_wr send = {.wr_id = 500, .sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_SEND,
+				   .send_flags = IBV_SEND_SIGNALED};
+	struct heard heard = {0}, gone = {0};
+	double limit = rc_now() + RC_DEADLINE_S;
+	mwctl_request ask;
+	uint64_t grant;
+	struct ibv_wc wc;
+	struct ibv_cq *cq;
+	size_t n;
+
+	house_open(&house, &options);
+	rc_memory_open(&blocker, house.pd, 4096, IBV_ACCESS_LOCAL_WRITE);
+	sge = (struct ibv_sge){.addr = (uintptr_t)blocker.at, .length = 16, .lkey = blocker.mr->lkey};
+	cq = house.client[0].pair.server.cq;
+	ask = house_ask(&house, 0, 0, 64, HOUSE_WRITE);
+	HOUSE_OK(mwctl_grant_start(house.ctx, &ask, 1, 0, on_done, &heard));
+	while (!heard.calls) {
+		if (ibv_poll_cq(cq, 1, &wc))
+			RC_CHECK_EQ(1, mwctl_take_wc(house.ctx, cq, &wc));
+		RC_CHECK(rc_now() < limit);
+	}
+	HOUSE_OK(mwctl_peer_grants(house.ctx, house.client[0].peer, &grant, 1, &n));
+	rc_post(house.client[0].pair.server.qp, &send);
+	HOUSE_OK(mwctl_revoke_start(house.ctx, &grant, 1, 20000, MWCTL_KILL_ALLOWED, on_done, &gone));
+	while (!gone.calls) {
+		RC_CHECK_EQ(0, ibv_poll_cq(cq, 1, &wc));
+		HOUSE_OK(mwctl_cq_empty(house.ctx, cq));
+		HOUSE_OK(mwctl_tick(house.ctx));
+		RC_CHECK(rc_now() < limit);
+	}
+	RC_CHECK_EQ(MWCTL_STATUS_OK, gone.status);
+	rc_await_state(house.client[0].pair.server.qp, IBV_QPS_ERR);
+	house_leave(&house, 0);
+	rc_memory_close(&blocker);
+	house_close(&house);
+	house_ok("a queue that was seen empty without the completion: the deadline fences");
+}
+
 int main(void)
 {
 	house_open(&house, NULL);
@@ -262,5 +306,6 @@ int main(void)
 	house_ok("the same with a queue pair that signals all");
 	yours();
 	unpolled();
+	seen_empty();
 	return 0;
 }
