@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use parking_lot::Mutex;
 
 use crate::context::Context;
+use crate::controls::broken;
 use crate::device::{Errno, Mw, Pd};
 use crate::id::{self, Kind};
 use crate::keys::KeyRing;
@@ -142,6 +143,7 @@ impl Context {
     }
 
     pub fn pool_figures(&self, domain: u64) -> Result<PoolFigures> {
+        assert!(!broken("assertion"), "broken on purpose");
         let (_, slot) = self.domain(domain)?;
         let body = slot.body.lock();
         Ok(PoolFigures {

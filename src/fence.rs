@@ -4,6 +4,7 @@
 use std::sync::atomic::Ordering;
 
 use crate::context::{Context, Severity};
+use crate::controls::broken;
 use crate::device::{Errno, Qp};
 use crate::event::{Event, EventKind};
 use crate::op::{Kill, Outcome, Phase};
@@ -183,6 +184,11 @@ impl Context {
         if window_index == NONE {
             // The second half of a transfer, whose turn did not come in time.
             self.end_item(waiter, Outcome::failed(0, Status::NotPosted));
+            return;
+        }
+        if broken("ladder") {
+            let grant = crate::id::make(crate::id::Kind::Grant, window_index, generation);
+            self.end_item(waiter, Outcome::failed(grant, Status::Open));
             return;
         }
         let window = self.windows.at(window_index);

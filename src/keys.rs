@@ -1,5 +1,7 @@
 //! The eight key bits of a window: which come next, and how long ago they were used.
 
+use crate::controls::broken;
+
 /// Keys of one window before the first comes round again.
 pub const KEYS: u64 = 256;
 /// Distances are kept for so many keys together, rounded down to the safe side.
@@ -47,7 +49,7 @@ impl KeyRing {
 
     /// The count of grants from which the next key may be bound, given the distance to keep.
     pub fn due(&self, distance: u64) -> u64 {
-        if self.used < KEYS {
+        if self.used < KEYS || broken("distance") {
             return 0;
         }
         self.last().grants.saturating_add(distance)

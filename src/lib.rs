@@ -7,6 +7,7 @@ mod capi;
 mod chain;
 mod complete;
 mod context;
+mod controls;
 mod cq;
 mod device;
 mod domain;
