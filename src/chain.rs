@@ -100,6 +100,16 @@ pub enum Stage {
     Dropped,
 }
 
+/// What is known of a prepared chain before its commit.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Early {
+    #[default]
+    Nothing,
+    /// So many of its first requests completed.
+    Reached(usize),
+    Failed,
+}
+
 /// Guarded by the lock of its peer, which must be held by whoever locks this.
 #[derive(Default)]
 pub struct ChainBody {
@@ -115,8 +125,8 @@ pub struct ChainBody {
     pub committed: u64,
     /// Where the application keeps the work requests of a prepared chain.
     pub first_wr: usize,
-    /// A completion that came before the commit.
-    pub early: Option<bool>,
+    /// What completions that came before the commit said.
+    pub early: Early,
     /// The revocation that `prepare` began.
     pub op: Option<u32>,
     /// How much had been seen of its CQ when it was posted.

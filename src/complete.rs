@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering;
 
-use crate::chain::{Chain, Kind, Stage};
+use crate::chain::{Chain, Early, Kind, Stage};
 use crate::context::Context;
 use crate::device::{AsyncEvent, Completion};
 use crate::event::{Event, EventKind};
@@ -48,12 +48,18 @@ impl Context {
                 count(&self.counters.late_completions);
                 return true;
             }
-            // Every request of a QP that signals all, but for the last of the chain.
-            Stage::Prepared | Stage::Posted if success && !last => return true,
             Stage::Prepared => {
-                state.early = Some(success);
+                let reached = position as usize + 1;
+                state.early = match state.early {
+                    Early::Failed => Early::Failed,
+                    _ if !success => Early::Failed,
+                    Early::Reached(before) => Early::Reached(before.max(reached)),
+                    Early::Nothing => Early::Reached(reached),
+                };
                 return true;
             }
+            // The last one speaks for the chain.
+            Stage::Posted if success && !last => return true,
             Stage::Posted => {}
         }
         drop(state);

@@ -230,10 +230,14 @@ const VENDOR_RXE: u32 = 0xff_ffff;
 fn probe(device: Device) -> Result<Capabilities> {
     let attr = device.query().map_err(|_| Status::VerbsError)?;
     let pd = device.alloc_pd().map_err(|_| Status::VerbsError)?;
-    let allocated = pd.alloc_mw().and_then(|(mw, _)| mw.dealloc());
-    let _ = pd.dealloc();
+    let allocated = pd.alloc_mw();
+    let freed = allocated.map_or(Ok(()), |(mw, _)| mw.dealloc());
+    let closed = pd.dealloc();
+    if freed.is_err() || closed.is_err() {
+        return Err(Status::VerbsError);
+    }
     let type2 = match allocated {
-        Ok(()) => true,
+        Ok(_) => true,
         Err(Errno(libc::EOPNOTSUPP | libc::ENOSYS | libc::EINVAL)) => false,
         // Full, not incapable.
         Err(_) => attr.device_cap_flags & verbs::IBV_DEVICE_MEM_WINDOW_TYPE_2B != 0,

@@ -201,27 +201,12 @@ impl Context {
     /// Polls for the application: its completions in order, ours taken out. Fewer than there is
     /// room for means that the queue was seen empty. Never waits.
     pub fn poll_cq(&self, cq: Cq, out: &mut [MaybeUninit<ibv_wc>]) -> std::result::Result<usize, Errno> {
-        let Some(index) = self.queues.find(cq.raw()) else {
-            return cq.poll(out);
-        };
-        let queue = self.queues.at(index);
-        let mut body = queue.body.lock();
-        if queue.cq.load(Ordering::Acquire) != cq.raw() {
-            drop(body);
-            return cq.poll(out);
-        }
         let mut filled = 0;
-        while filled < out.len() {
-            let Some(kept) = body.kept.pop_front() else { break };
-            out[filled].write(kept);
-            filled += 1;
-        }
-        let result = self.poll_device(cq, queue, out, &mut filled);
-        let idle = body.peers == 0 && body.kept.is_empty();
-        drop(body);
-        if idle {
-            self.queues.remove_idle(index);
-        }
+        let result = match self.queues.find(cq.raw()) {
+            Some(index) => self.poll_known(index, cq, out, &mut filled),
+            // Late completions of a detached peer may still come.
+            None => self.poll_device(cq, None, out, &mut filled),
+        };
         self.after_completions();
         match result {
             Err(error) if filled == 0 => Err(error),
@@ -229,11 +214,40 @@ impl Context {
         }
     }
 
+    /// Polls a queue that peers use: what was kept for the application comes first.
+    fn poll_known(
+        &self,
+        index: u32,
+        cq: Cq,
+        out: &mut [MaybeUninit<ibv_wc>],
+        filled: &mut usize,
+    ) -> std::result::Result<(), Errno> {
+        let queue = self.queues.at(index);
+        let mut body = queue.body.lock();
+        if queue.cq.load(Ordering::Acquire) != cq.raw() {
+            // The last peer has left meanwhile, and the slot is another queue's.
+            drop(body);
+            return self.poll_device(cq, None, out, filled);
+        }
+        while *filled < out.len() {
+            let Some(kept) = body.kept.pop_front() else { break };
+            out[*filled].write(kept);
+            *filled += 1;
+        }
+        let result = self.poll_device(cq, Some(queue), out, filled);
+        let idle = body.peers == 0 && body.kept.is_empty();
+        drop(body);
+        if idle {
+            self.queues.remove_idle(index);
+        }
+        result
+    }
+
     /// Fills the rest of `out` from the device, without what is ours.
     fn poll_device(
         &self,
         cq: Cq,
-        queue: &Queue,
+        queue: Option<&Queue>,
         out: &mut [MaybeUninit<ibv_wc>],
         filled: &mut usize,
     ) -> std::result::Result<(), Errno> {
@@ -250,7 +264,9 @@ impl Context {
                 }
             }
             if got < asked {
-                queue.emptied.fetch_add(1, Ordering::Release);
+                if let Some(queue) = queue {
+                    queue.emptied.fetch_add(1, Ordering::Release);
+                }
                 break;
             }
         }

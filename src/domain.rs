@@ -161,7 +161,7 @@ impl Context {
         let slot = self.domains.at(index);
         // A device that hands back the numbers of deallocated windows gives ones that must rest.
         for _ in 0..ready * 2 + GROWTH {
-            let pd = {
+            {
                 let mut body = slot.body.lock();
                 body.wants_refill = false;
                 if body.pool.ready() >= ready {
@@ -171,25 +171,25 @@ impl Context {
                 if limit != 0 && body.pool.windows >= limit {
                     return Err(Self::exhausted(&body.pool));
                 }
-                body.pd.ok_or(Status::StaleId)?
-            };
-            match self.alloc_window(pd, index) {
-                Ok(window) => {
-                    let mut body = slot.body.lock();
-                    body.pool.windows += 1;
-                    let due = self.windows.at(window).keys.lock().due(body.options.key_distance);
-                    body.pool.give(window, due);
-                }
-                Err(status) => {
-                    let body = slot.body.lock();
-                    return Err(match status {
-                        Status::DeviceLimit => Self::exhausted(&body.pool),
-                        other => other,
-                    });
-                }
             }
+            self.adopt_window(index).map_err(|status| match status {
+                Status::DeviceLimit => Self::exhausted(&slot.body.lock().pool),
+                other => other,
+            })?;
         }
         Err(Self::exhausted(&slot.body.lock().pool))
+    }
+
+    /// One more window for the pool. A kernel call.
+    pub fn adopt_window(&self, index: u32) -> Result<()> {
+        let slot = self.domains.at(index);
+        let pd = slot.body.lock().pd.ok_or(Status::StaleId)?;
+        let window = self.alloc_window(pd, index)?;
+        let mut body = slot.body.lock();
+        body.pool.windows += 1;
+        let due = self.windows.at(window).keys.lock().due(body.options.key_distance);
+        body.pool.give(window, due);
+        Ok(())
     }
 
     /// Makes an empty pool ready for `more` grants, and by some more for the next, so that windows
@@ -235,7 +235,8 @@ impl Context {
                 self.empty_windows.lock().push(index);
                 return Err(match error {
                     libc::EOPNOTSUPP | libc::ENOSYS => Status::Unsupported,
-                    _ => Status::DeviceLimit,
+                    libc::ENOMEM | libc::ENOSPC | libc::EAGAIN => Status::DeviceLimit,
+                    _ => Status::VerbsError,
                 });
             }
         };

@@ -115,14 +115,11 @@ impl Context {
     /// one is refused then. A window that can be allocated shows that the kernel still answers.
     fn kernel_still_answers(&self, peer: u32) -> bool {
         let domain = self.peers.at(peer).domain.load(Ordering::Acquire);
-        let pd = self.domains.at(domain).body.lock().pd;
-        let Some(pd) = pd else { return false };
-        match pd.alloc_mw() {
-            Ok((mw, _)) => mw.dealloc().is_ok(),
-            Err(Errno(error)) => {
-                let full = matches!(error, libc::ENOMEM | libc::ENOSPC | libc::EAGAIN);
-                full && !self.fatal.load(Ordering::Acquire)
-            }
+        match self.adopt_window(domain) {
+            Ok(()) => true,
+            // Full, which is an answer as well.
+            Err(Status::DeviceLimit) => !self.fatal.load(Ordering::Acquire),
+            Err(_) => false,
         }
     }
 

@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering;
 
 use verbs::ibv_send_wr;
 
-use crate::chain::{Kind, MAX_CHAIN, Stage, Work, WrId};
+use crate::chain::{Early, Kind, MAX_CHAIN, Stage, Work, WrId};
 use crate::context::Context;
 use crate::device::{Mw, Posted, link};
 use crate::id;
@@ -207,11 +207,13 @@ impl Context {
         let chain = self.chains.at(slot);
         let generation = chain.generation.load(Ordering::Acquire);
         chain.peer.store(index, Ordering::Release);
-        // Half the budget may go unsignaled; whatever is posted beyond brings the slots back.
+        // Half the budget may go unsignaled; whatever is posted beyond brings the slots back. A
+        // LOCAL_INV asks for its own completion: the post may end right behind it.
         let signal = signal || body.used + works.len() as u32 > body.budget / 2;
         for (position, work) in works.iter().enumerate() {
             let last = position + 1 == works.len();
-            let flags = if last && signal { verbs::IBV_SEND_SIGNALED } else { 0 };
+            let asks = last && signal || work.kind == Kind::Invalidate;
+            let flags = if asks { verbs::IBV_SEND_SIGNALED } else { 0 };
             let id = WrId { slot, generation, position: position as u32 };
             out[position] = self.build(*work, id, flags);
             self.windows.at(work.window).posted.fetch_add(1, Ordering::Relaxed);
@@ -227,7 +229,7 @@ impl Context {
         state.posted = works.len();
         state.signaled = signal;
         state.begun = body.sequence;
-        state.early = None;
+        state.early = Early::Nothing;
         state.op = op;
         state.first_wr = out.as_ptr() as usize;
         state.seen = self.queues.at(body.send_queue).seen();
@@ -270,9 +272,12 @@ impl Context {
         state.works.truncate(posted);
         state.posted = posted;
         state.signaled &= posted == all;
+        state.signaled |= state.works.last().is_some_and(|work| work.kind == Kind::Invalidate);
         state.committed = body.sequence;
         let op = state.op.take();
-        let early = state.early.take();
+        let early = std::mem::take(&mut state.early);
+        // What was seen of the queue before the post says nothing of what was posted.
+        state.seen = self.queues.at(body.send_queue).seen();
         for work in &works[..posted] {
             self.windows.at(work.window).prepared.store(false, Ordering::Relaxed);
             self.note_posted(*work);
@@ -286,9 +291,12 @@ impl Context {
             drop(state);
             body.outstanding.push_back(slot);
             match early {
-                Some(success) => self.chain_ended(index, &mut body, slot, success),
-                None if body.life != Life::Live => self.lose_outstanding(index, &mut body),
-                None => self.revoke_bound(index, &mut body, &works[..posted]),
+                Early::Failed => self.chain_ended(index, &mut body, slot, false),
+                Early::Reached(reached) if reached >= posted => {
+                    self.chain_ended(index, &mut body, slot, true);
+                }
+                _ if body.life != Life::Live => self.lose_outstanding(index, &mut body),
+                _ => self.revoke_bound(index, &mut body, &works[..posted]),
             }
         }
         for work in &works[posted..] {

@@ -202,6 +202,35 @@ static void revoke_and_regrant(void)
 	house_ok("a prepared regrant and a prepared revocation");
 }
 
+/* The post ends right behind the LOCAL_INV: it completes by itself, and the queue pair lives. */
+static void cut_behind_the_invalidate(void)
+{
+	struct house_client *it = &house.client[0];
+	mwctl_result held = house_grant(&house, 0, 0, 64, HOUSE_WRITE), next;
+	mwctl_request ask = house_ask(&house, 0, 4096, 64, HOUSE_WRITE);
+	static struct ibv_sge many[1000];
+	struct ibv_send_wr wr[2], *bad = NULL;
+	struct ibv_send_wr broken = {.sg_list = many, .num_sge = 1000, .opcode = IBV_WR_RDMA_WRITE};
+	struct heard heard = {0};
+	mwctl_token token;
+	size_t posted;
+	int ret;
+
+	HOUSE_OK(mwctl_regrant_prepare(house.ctx, held.grant, &ask, 0, on_done, &heard, wr, &next, &token));
+	wr[0].next = &broken;
+	broken.next = &wr[1];
+	ret = ibv_post_send(it->pair.server.qp, wr, &bad);
+	RC_CHECK(ret != 0 && bad == &broken);
+	HOUSE_OK(mwctl_commit(house.ctx, token, ret, bad, &posted));
+	RC_CHECK_EQ(1, posted);
+	await_calls(&heard, 1);
+	RC_CHECK_EQ(MWCTL_PROOF_INVALIDATED, heard.last.proof);
+	RC_CHECK_EQ(0, house_peer(&house, 0).grants);
+	RC_CHECK_EQ(0, house_peer(&house, 0).used);
+	RC_CHECK_STATE(IBV_QPS_RTS, it->pair.server.qp);
+	house_ok("a post cut right behind a LOCAL_INV");
+}
+
 /* Somebody else revokes while the chain is in the application's hands. */
 static void revoked_meanwhile(void)
 {
@@ -286,6 +315,7 @@ int main(void)
 	for (int at = 0; at < 4; at++)
 		cut(at);
 	revoke_and_regrant();
+	cut_behind_the_invalidate();
 	revoked_meanwhile();
 	budget();
 	endless();
