@@ -1,0 +1,18 @@
+/* SPDX-License-Identifier: MIT OR Apache-2.0 */
+/* faults_play.h: one combination, from a healthy server to a healthy server. */
+#ifndef FAULTS_PLAY_H
+#define FAULTS_PLAY_H
+
+#include "faults_scene.h"
+
+struct fc_report {
+	unsigned int outcomes;     /* of the victim's items, enum fc_outcome */
+	struct fc_seen seen;       /* during the operation */
+};
+
+/* Ends the process by a failed check where something is not as documented. */
+void fc_play(const struct fc_case *c, struct fc_report *report);
+/* The one outcome that a result stands for. */
+enum fc_outcome fc_outcome_of(const mwctl_result *result, bool granted);
+
+#endif
