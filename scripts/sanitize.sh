@@ -1,0 +1,215 @@
+#!/usr/bin/env bash
+# Runs the library's tests under the thread sanitizer and the address sanitizer.
+set -uo pipefail
+
+usage() {
+	cat <<'END'
+usage: scripts/sanitize.sh [thread|address|all] [SECONDS]
+
+Builds libmwctl, the device in the process and the programs of tests/lib with the sanitizer in
+all three, and runs them: tests/lib/threads for SECONDS (60) under each, under the address
+sanitizer (with leaks) every other program too, and the random walk in proportion. First of all
+come controls, programs with a fault that must be reported. Exit status 0: all clean. Builds and
+logs are in target/sanitize-thread and target/sanitize-address.
+END
+}
+
+which=${1:-all} seconds=${2:-60}
+case $which in
+thread | address) kinds=("$which") ;;
+all) kinds=(thread address) ;;
+-h | --help) usage; exit 0 ;;
+*) usage >&2; exit 2 ;;
+esac
+[[ $# -le 2 && $seconds =~ ^[1-9][0-9]*$ ]] || { usage >&2; exit 2; }
+
+cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit
+root=$PWD
+
+# Under the thread sanitizer, beside threads: what has threads of its own.
+with_threads=(service completions)
+walk_steps=$((seconds * 20000 / 60))
+# Of one program beside threads.
+time_limit=600
+
+passed=0 failed=0
+
+die() {
+	echo "sanitize.sh: $*" >&2
+	exit 1
+}
+
+# ---- what it needs beside scripts/setup.sh ----
+
+scripts/setup.sh || exit
+# Reports and suppressions go by names: without a symbolizer there are none.
+if ! command -v llvm-symbolizer >/dev/null; then
+	as_root=()
+	[[ $(id -u) -eq 0 ]] || as_root=(sudo)
+	install=("${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -qq -y
+		--no-install-recommends llvm)
+	"${install[@]}" >&2 || { "${as_root[@]}" apt-get update -qq >&2 && "${install[@]}" >&2; } ||
+		die "cannot install llvm, whose llvm-symbolizer is needed"
+fi
+
+# ---- building ----
+
+target=$(rustc -vV | sed -n 's/^host: //p')
+runtimes=$(rustc --print sysroot)/lib/rustlib/$target/lib
+
+verbs_source=rdma-sys
+if environment=$(scripts/libclang.sh); then
+	eval "$environment"
+else
+	verbs_source=declared
+fi
+# The sanitizers are options of a nightly compiler; this takes them from the stable one.
+export RUSTC_BOOTSTRAP=1
+export CARGO_PROFILE_DEV_OPT_LEVEL=1 CARGO_PROFILE_DEV_DEBUG=line-tables-only
+unset CARGO_ENCODED_RUSTFLAGS
+
+cargo_build() {
+	local package=$1 crate_type=$2
+	# With --target the flags are not for build scripts, which run in the compiler's process.
+	cargo rustc --quiet --locked --lib --package "$package" --no-default-features \
+		--features "$verbs_source" --crate-type "$crate_type" --target "$target" \
+		--target-dir "$out/cargo"
+}
+
+# compile OBJECT FILE.c
+compile() {
+	clang -std=c11 -D_GNU_SOURCE= -g -O1 -fno-omit-frame-pointer -fsanitize="$kind" \
+		-Wall -Wextra -Werror -Iinclude -Itests/common -Itests/lib -c "$2" -o "$1"
+}
+
+# The runtime is the Rust compiler's own, the newer of the two, and lives in the program; the
+# libraries find it there.
+link_program() {
+	clang -o "$out/bin/$1" "$out/objects/$1.o" "$out/objects/common.a" \
+		-L"$out/lib" -lmwctl -l:libibverbs.so.1 \
+		-Wl,--whole-archive "$runtime" -Wl,--no-whole-archive -Wl,--export-dynamic \
+		-lpthread -ldl -lrt -lm -lresolv
+}
+
+build_libraries() {
+	local built=$out/cargo/$target/debug
+	# As the linker of a library: the sanitizer's functions are the program's.
+	cat >"$out/cc" <<'END'
+#!/bin/sh
+case " $* " in
+*" -shared "*) exec clang "$@" -Wl,-z,undefs ;;
+*) exec clang "$@" ;;
+esac
+END
+	chmod +x "$out/cc"
+	cargo_build mwctl cdylib && cargo_build mwctl-sim staticlib &&
+		cp "$built/libmwctl.so" "$out/lib/" &&
+		CC=$out/cc sim/abi/link.sh "$built/libmwctl_sim.a" "$out/lib"
+}
+
+# A file of tests/lib with a header of its name serves the others.
+build_programs() {
+	local source name common=()
+	for source in tests/common/*.c tests/lib/*.c; do
+		[[ -f ${source%.c}.h ]] || continue
+		common+=("$out/objects/$(basename "$source" .c).o")
+		compile "${common[-1]}" "$source" || return
+	done
+	ar rcsD "$out/objects/common.a" "${common[@]}" || return
+	for source in tests/sanitize/*.c "${@/#/tests/lib/}"; do
+		name=$(basename "$source" .c)
+		compile "$out/objects/$name.o" "$source" && link_program "$name" || return
+	done
+}
+
+# ---- running ----
+
+tell() {
+	local word=$1 begun=$2
+	shift 2
+	printf '%-8s %4d s  %-7s %-24s %s\n' "$word" $((SECONDS - begun)) "$kind" "$@"
+}
+
+under_it() {
+	local limit=$1
+	shift
+	LD_LIBRARY_PATH=$out/lib timeout "$limit" "$@" >"$log" 2>&1 </dev/null
+}
+
+# run LIMIT NAME [ARG…]: it must pass, and nothing be reported.
+run() {
+	local limit=$1 name=$2 begun=$SECONDS status=0
+	shift 2
+	log=$out/logs/$name.log
+	under_it "$limit" "$out/bin/$name" "$@" || status=$?
+	if [[ $status -eq 0 ]]; then
+		passed=$((passed + 1))
+		tell ok "$begun" "$name${*:+ $*}" "$(tail -n 1 "$log" | cut -c 1-120)"
+		return
+	fi
+	failed=$((failed + 1))
+	tell FAILED "$begun" "$name${*:+ $*}" "exit status $status; all of it in ${log#"$root"/}"
+	head -n 100 "$log"
+}
+
+# control FAULT REPORT LIBRARY: the fault must be reported, as met in the library.
+control() {
+	local fault=$1 report=$2 library=$3 begun=$SECONDS status=0
+	log=$out/logs/control-$fault.log
+	TSAN_OPTIONS=${TSAN_OPTIONS:-}:halt_on_error=1 under_it 60 "$out/bin/control" "$fault" || status=$?
+	if [[ $status -eq $reported ]] && grep -q "$report" "$log" &&
+		sed -n "/$report/,/^SUMMARY/p" "$log" | grep -qF "($library+0x"; then
+		passed=$((passed + 1))
+		tell ok "$begun" "control $fault" "$(grep -m 1 -o "$report.*" "$log" | cut -c 1-60)"
+		return
+	fi
+	failed=$((failed + 1))
+	tell FAILED "$begun" "control $fault" "no '$report' in $library (exit status $status)"
+	head -n 100 "$log"
+}
+
+sanitize() {
+	kind=$1 out=$root/target/sanitize-$1
+	mkdir -p "$out"/{lib,bin,objects,logs}
+	rm -f "$out"/{bin,objects,logs}/*
+	local source name programs=()
+	# std comes without the sanitizer; that it differs from our crates in this is meant.
+	export RUSTFLAGS="-Zsanitizer=$kind -Cunsafe-allow-abi-mismatch=sanitizer -Cforce-frame-pointers=yes"
+	if [[ $kind == thread ]]; then
+		runtime=$runtimes/librustc-stable_rt.tsan.a reported=66
+		export TSAN_OPTIONS="exitcode=$reported"
+		programs=(threads "${with_threads[@]}")
+	else
+		runtime=$runtimes/librustc-stable_rt.asan.a reported=99
+		export ASAN_OPTIONS="exitcode=$reported:detect_leaks=1:detect_stack_use_after_return=1:strict_string_checks=1"
+		for source in tests/lib/*.c; do
+			[[ -f ${source%.c}.h ]] || programs+=("$(basename "$source" .c)")
+		done
+	fi
+	[[ -f $runtime ]] || die "the Rust compiler has no $runtime"
+	if ! build_libraries || ! build_programs "${programs[@]/%/.c}"; then
+		die "the build for the $kind sanitizer failed"
+	fi
+
+	if [[ $kind == thread ]]; then
+		control race-library 'ThreadSanitizer: data race' libmwctl.so
+		control race-device 'ThreadSanitizer: data race' libibverbs.so.1
+	else
+		control freed-library 'AddressSanitizer: heap-use-after-free' libmwctl.so
+		control freed-device 'AddressSanitizer: heap-use-after-free' libibverbs.so.1
+		control leak-library 'LeakSanitizer: detected memory leaks' libmwctl.so
+	fi
+	for name in "${programs[@]}"; do
+		case $name in
+		threads) run $((seconds + 120)) threads "$seconds" ;;
+		walk) run $time_limit walk --steps $walk_steps ;;
+		*) run $time_limit "$name" ;;
+		esac
+	done
+}
+
+for each in "${kinds[@]}"; do
+	sanitize "$each"
+done
+echo "$passed passed, $failed failed"
+[[ $failed -eq 0 ]]

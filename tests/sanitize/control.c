@@ -1,0 +1,135 @@
+/* SPDX-License-Identifier: MIT OR Apache-2.0 */
+/*
+ * Breaks one rule of memory on purpose, so that scripts/sanitize.sh can tell a clean program from a
+ * blind sanitizer. Each fault is met inside of a library, in its own code: what was built without
+ * the sanitizer, or is hidden by a suppression, does not report it.
+ *
+ *   control FAULT
+ *
+ * Exit status 0: nobody stopped it. That is the failure.
+ */
+#include "house.h"
+
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* A race is only seen where nothing orders the two by chance: they go on until it is. */
+#define RACE_S 20
+
+static struct house house;
+static void *both_write;
+static struct ibv_mr *way_in[2];
+
+static void for_two(void *(*work)(void *))
+{
+	pthread_t thread[2];
+
+	for (intptr_t i = 0; i < 2; i++)
+		RC_CHECK_EQ(0, pthread_create(&thread[i], NULL, work, (void *)i));
+	for (int i = 0; i < 2; i++)
+		RC_CHECK_EQ(0, pthread_join(thread[i], NULL));
+}
+
+static void *count(void *me)
+{
+	(void)me;
+	for (double until = rc_now() + RACE_S; rc_now() < until;)
+		HOUSE_OK(mwctl_stats_get(house.ctx, both_write, sizeof(mwctl_stats)));
+	return NULL;
+}
+
+/* The library fills in one structure for two threads. */
+static void race_library(void)
+{
+	both_write = malloc(sizeof(mwctl_stats));
+	for_two(count);
+	free(both_write);
+}
+
+static void *write_to_it(void *user)
+{
+	intptr_t me = (intptr_t)user;
+	struct house_client *it = &house.client[me];
+
+	for (double until = rc_now() + RACE_S; rc_now() < until;)
+		RC_CHECK_STATUS(IBV_WC_SUCCESS,
+				rc_write(&it->pair.client, &it->local, 64, both_write, way_in[me]->rkey));
+	return NULL;
+}
+
+/* The device places the packets of two clients in the same bytes. */
+static void race_device(void)
+{
+	both_write = malloc(4096);
+	for (int i = 0; i < 2; i++) {
+		way_in[i] = ibv_reg_mr(house.pd, both_write, 4096,
+				       IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE);
+		RC_CHECK(way_in[i]);
+	}
+	for_two(write_to_it);
+	for (int i = 0; i < 2; i++)
+		RC_CHECK_EQ(0, ibv_dereg_mr(way_in[i]));
+	free(both_write);
+}
+
+static void freed_library(void)
+{
+	mwctl_stats *stats = malloc(sizeof(*stats));
+
+	free(stats);
+	HOUSE_OK(mwctl_stats_get(house.ctx, stats, sizeof(*stats)));
+}
+
+static void freed_device(void)
+{
+	void *memory = malloc(4096);
+	struct ibv_mr *mr = ibv_reg_mr(house.pd, memory, 4096,
+				       IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE);
+
+	RC_CHECK(mr);
+	free(memory);
+	rc_write(&house.client[0].pair.client, &house.client[0].local, 64, memory, mr->rkey);
+	RC_CHECK_EQ(0, ibv_dereg_mr(mr));
+}
+
+/* A context that is not closed, and that nobody knows any more. */
+static void leak_library(void)
+{
+	mwctl_context *lost;
+	struct rc_device device;
+
+	rc_device_open(&device);
+	HOUSE_OK(mwctl_context_open(device.context, NULL, 0, &lost));
+	lost = NULL;
+	rc_device_close(&device);
+}
+
+static const struct {
+	const char *name;
+	void (*commit)(void);
+} faults[] = {
+	{"race-library", race_library},   {"race-device", race_device},
+	{"freed-library", freed_library}, {"freed-device", freed_device},
+	{"leak-library", leak_library},
+};
+
+int main(int argc, char **argv)
+{
+	struct house_options options = {.clients = 2};
+
+	for (size_t i = 0; i < sizeof(faults) / sizeof(faults[0]); i++)
+		if (argc == 2 && strcmp(argv[1], faults[i].name) == 0) {
+			house_open(&house, &options);
+			faults[i].commit();
+			house_close(&house);
+			printf("%s: done, and nobody stopped it\n", argv[1]);
+			return 0;
+		}
+	fprintf(stderr, "usage: control FAULT\nfaults:");
+	for (size_t i = 0; i < sizeof(faults) / sizeof(faults[0]); i++)
+		fprintf(stderr, " %s", faults[i].name);
+	fputc('\n', stderr);
+	return 2;
+}
