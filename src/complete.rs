@@ -11,7 +11,7 @@ use crate::op::{Follows, Outcome};
 use crate::peer::{Life, PeerBody};
 use crate::stats::count;
 use crate::status::{Proof, Status};
-use crate::window::{NONE, State, Waiter};
+use crate::window::{AHEAD, NONE, State, Waiter};
 
 /// Chains that were given up and whose completions are still told apart.
 const DROPPED: usize = 1 << 14;
@@ -104,7 +104,10 @@ impl Context {
             body.used -= state.posted as u32;
             (std::mem::take(&mut state.works), !seen && (state.signaled || body.signal_all))
         };
-        for work in &works {
+        for (at, work) in works.iter().enumerate() {
+            if let Some(ahead) = works.get(at + AHEAD) {
+                self.windows.at(ahead.window).prefetch();
+            }
             self.windows.at(work.window).posted.fetch_sub(1, Ordering::Relaxed);
             match work.kind {
                 Kind::Bind => self.bound(work.window),

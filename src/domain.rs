@@ -295,7 +295,7 @@ impl Context {
         if body.pool.ready() < body.options.reserve as usize / 4 {
             body.wants_refill = true;
         }
-        let wants = body.wants_refill;
+        let (wants, key_distance) = (body.wants_refill, body.options.key_distance);
         drop(body);
         if wants {
             self.raise();
@@ -313,6 +313,7 @@ impl Context {
         }
         let device_rkey = window.device_rkey.load(Ordering::Acquire);
         let key = keys.take(now, time, device_rkey as u8);
+        window.due.store(keys.due(key_distance), Ordering::Relaxed);
         let rkey = device_rkey & !0xff | key as u32;
         Some((index, rkey))
     }
@@ -322,8 +323,7 @@ impl Context {
         let window = self.windows.at(index);
         let domain = window.domain.load(Ordering::Acquire);
         let mut body = self.domains.at(domain).body.lock();
-        let due = window.keys.lock().due(body.options.key_distance);
-        body.pool.give(index, due);
+        body.pool.give(index, window.due.load(Ordering::Relaxed));
     }
 
     /// A window whose object is gone leaves its domain.

@@ -39,8 +39,11 @@ fn level(length: u64) -> u32 {
     u64::BITS - (length - 1).leading_zeros()
 }
 
+/// Eight neighbouring cells share a cache line: what is granted side by side is found, and ended,
+/// side by side.
 fn hash(level: u32, cell: u64) -> u32 {
-    (mix(cell.wrapping_mul(64).wrapping_add(level as u64)) >> 32) as u32
+    let line = mix((cell >> 3).wrapping_mul(64).wrapping_add(level as u64));
+    (line >> 32) as u32 & !7 | (cell & 7) as u32
 }
 
 fn entry(hash: u32, index: u32) -> u64 {

@@ -12,7 +12,7 @@ use crate::op::Outcome;
 use crate::peer::{Life, PeerBody};
 use crate::stats::count;
 use crate::status::{Proof, Result, Status};
-use crate::window::State;
+use crate::window::{AHEAD, State};
 
 /// What the application reports of a post that carried a prepared chain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,6 +50,9 @@ impl Context {
         let generation = chain.generation.load(Ordering::Acquire);
         let mut scratch = self.scratch.lock().pop().unwrap_or_default();
         for position in 0..n {
+            if let Some(ahead) = body.pending.get(position + AHEAD) {
+                self.windows.at(ahead.window).prefetch();
+            }
             let flags = if position + 1 == n { verbs::IBV_SEND_SIGNALED } else { 0 };
             let id = WrId { slot, generation, position: position as u32 };
             scratch.push(self.build(body.pending[position], id, flags));

@@ -9,7 +9,7 @@ use crate::op::{Callback, Kill, Outcome};
 use crate::peer::{Life, PeerBody};
 use crate::status::{Result, Status};
 use crate::transfer::Move;
-use crate::window::{NONE, State, Waiter};
+use crate::window::{AHEAD, NONE, State, Waiter};
 use std::sync::atomic::Ordering;
 
 impl Context {
@@ -151,7 +151,8 @@ impl Context {
         callback: Option<Callback>,
     ) -> Result<u32> {
         let op = self.begin_op(timeout_us, kill, callback)?;
-        for grant in grants {
+        for (at, grant) in grants.iter().enumerate() {
+            self.prefetch_grant(grants.get(at + AHEAD));
             if let Err(status) = self.add_grant(op, *grant) {
                 self.ops.at(op).add_ended(Outcome::failed(*grant, status));
             }
@@ -159,6 +160,13 @@ impl Context {
         self.pump_peers(op);
         self.end_begin(op);
         Ok(op)
+    }
+
+    fn prefetch_grant(&self, grant: Option<&u64>) {
+        let window = grant.and_then(|grant| id::parse(id::Kind::Grant, *grant));
+        if let Some(window) = window.and_then(|(index, _)| self.windows.get(index)) {
+            window.prefetch();
+        }
     }
 
     /// Posts what an operation has put in line, peer by peer.
