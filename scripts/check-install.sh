@@ -39,7 +39,7 @@ done
 # The folder may be moved. Nothing installed knows where it was built or put first.
 stage=$work/a\ new\ place
 mv "$work/first" "$stage"
-if grep -rlF -e "$work" -e "$build" -e "$root" "$stage"; then
+if grep -rlF -e "$work" -e "$build" -e "$root" -e "${CARGO_HOME:-$HOME/.cargo}" "$stage"; then
 	die "these files hold a path of this machine"
 fi
 pc_dir=$(dirname "$(find "$stage" -name mwctl.pc)")

@@ -101,7 +101,7 @@ step() {
 	*) word=FAILED ;;
 	esac
 	printf '%-8s %4d s  %-34s %s\n' $word $((SECONDS - from)) "$name" \
-		"${counts:-$(grep -v '^$' "$log" | tail -n 1 | cut -c 1-110)}"
+		"${counts:-$(grep -v '^$' "$log" | tail -n 1 | sed 's/^ *//' | cut -c 1-110)}"
 	if [[ -n $counts ]]; then
 		local p f s
 		read -r p _ f _ s _ <<<"${counts//,/}"
@@ -115,7 +115,8 @@ step() {
 		esac
 	fi
 	if [[ $word == FAILED ]]; then
-		[[ $verbose == yes ]] || tail -n 100 "$log"
+		[[ $verbose == yes ]] || tail -n 200 "$log"
+		echo "all of its output: $log"
 		finish
 	fi
 }
@@ -145,7 +146,8 @@ shell_scripts() {
 
 # What `cargo build` makes by itself, beside what CMake makes: a library to be used as it is.
 cdylib() {
-	cargo build --locked --release --package mwctl --target-dir "$build/cargo" &&
+	cmake/cargo.sh "$build/cargo-environment.sh" cargo build --locked --release --package mwctl \
+		--target-dir "$build/cargo" &&
 		scripts/check-symbols.sh --cdylib "$build/cargo/release/libmwctl.so"
 }
 
