@@ -68,9 +68,18 @@ static void map_by_hand(struct server *server)
 	register_by_hand(server);
 }
 
+static void on_event(void *user, const struct mwctl_event *event)
+{
+	struct server *server = user;
+
+	if (event->kind == MWCTL_EVENT_KIND_PEER_KILLED)
+		atomic_fetch_add(&server->killed, 1);
+}
+
 void server_open(struct server *server, const struct rc_device *device, enum method method,
 		 size_t windows)
 {
+	const struct mwctl_context_options options = { .on_event = on_event, .event_user = server };
 	struct mwctl_capabilities capabilities = { 0 };
 	int cqe = 0;
 	size_t i;
@@ -79,7 +88,8 @@ void server_open(struct server *server, const struct rc_device *device, enum met
 	server->device = device;
 	server->method = method;
 	server->windows = windows;
-	must(mwctl_context_open(device->verbs, NULL, 0, &server->ctx), "mwctl_context_open");
+	must(mwctl_context_open(device->verbs, &options, sizeof(options), &server->ctx),
+	     "mwctl_context_open");
 	must(mwctl_capabilities_get(server->ctx, &capabilities, sizeof(capabilities)),
 	     "mwctl_capabilities_get");
 	if (!capabilities.type2)

@@ -54,7 +54,8 @@ struct server {
 	struct mwctl_domain domain;
 	struct mwctl_region region;
 	struct seat seats[SERVER_SEATS];
-	uint64_t spare; /* a block that nobody was given */
+	uint64_t spare;     /* a block that nobody was given */
+	atomic_uint killed; /* queue pairs that libmwctl moved to ERR at a deadline */
 };
 
 struct revocation {
