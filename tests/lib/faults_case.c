@@ -290,8 +290,8 @@ static enum fc_fate refused(const struct fc_case *c, int chain, int at)
 	if (fc_is_prepared(c->op)) {
 		if (at >= cut)
 			return FC_UNPOSTED;
-		/* The last of a revocation asks for a completion. */
-		return cut >= fc_works(c) && c->op != FC_GRANT_PREPARE ? FC_DONE : FC_LEFT;
+		/* Each of a revocation asks for a completion. */
+		return c->op == FC_GRANT_PREPARE ? FC_LEFT : FC_DONE;
 	}
 	if (chain < c->nth)
 		return FC_DONE;
@@ -299,6 +299,17 @@ static enum fc_fate refused(const struct fc_case *c, int chain, int at)
 		/* Cut further on, each attempt gets a little further; a thread that sleeps makes few. */
 		return !c->always ? FC_DONE : cut == 0 ? FC_WAITS : c->drive == FC_WAIT_YOURS ? FC_TRIES : FC_DONE;
 	return chain == c->nth && at < cut ? FC_LEFT : FC_DROPPED;
+}
+
+/* Prepared chains that revoke have a completion for each work request, and the last may have to
+ * speak for all. */
+static enum fc_fate unheard(const struct fc_case *c, int index)
+{
+	int last = fc_works(c) - 1;
+
+	if (c->fault == FC_WC_LOST && c->nth < last)
+		return FC_DONE;
+	return index < c->nth ? FC_LEFT : c->fault == FC_WC_LATE || index == last ? FC_SILENT : FC_LEFT;
 }
 
 static enum fc_fate fate_of_polled(const struct fc_case *c, int index)
@@ -313,7 +324,7 @@ static enum fc_fate fate_of_polled(const struct fc_case *c, int index)
 		return refused(c, chain, at);
 	case FC_WC_LOST:
 	case FC_WC_LATE:
-		return from(chain, c->nth, FC_SILENT, FC_BEHIND);
+		return fc_is_prepared(c->op) ? unheard(c, index) : from(chain, c->nth, FC_SILENT, FC_BEHIND);
 	case FC_WC_ERROR:
 		return from(chain, c->nth, at < c->position ? FC_MAYBE : FC_LOST, FC_LOST);
 	case FC_SQ_STALL:
