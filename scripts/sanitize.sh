@@ -32,7 +32,7 @@ walk_steps=$((seconds * 20000 / 60))
 # Of one program beside threads.
 time_limit=600
 
-passed=0 failed=0
+passed=0 failed=0 skipped=0
 
 die() {
 	echo "sanitize.sh: $*" >&2
@@ -127,7 +127,7 @@ build_programs() {
 tell() {
 	local word=$1 begun=$2
 	shift 2
-	printf '%-8s %4d s  %-7s %-24s %s\n' "$word" $((SECONDS - begun)) "$kind" "$@"
+	printf '%-8s %4d s  %-8s %-22s %s\n' "$word" $((SECONDS - begun)) "$kind" "$@"
 }
 
 under_it() {
@@ -136,35 +136,47 @@ under_it() {
 	LD_LIBRARY_PATH=$out/lib timeout "$limit" "$@" >"$log" 2>&1 </dev/null
 }
 
-# run LIMIT NAME [ARG…]: it must pass, and nothing be reported.
+# run LIMIT NAME [ARG…]: it must pass, and nothing be reported. One that ends with 77 does not
+# belong here, and says so; that the device is missing is seen by the controls.
 run() {
-	local limit=$1 name=$2 begun=$SECONDS status=0
+	local limit=$1 name=$2 begun=$SECONDS status=0 last
 	shift 2
 	log=$out/logs/$name.log
 	under_it "$limit" "$out/bin/$name" "$@" || status=$?
-	if [[ $status -eq 0 ]]; then
+	last=$(tail -n 1 "$log" | cut -c 1-120)
+	case $status in
+	0)
 		passed=$((passed + 1))
-		tell ok "$begun" "$name${*:+ $*}" "$(tail -n 1 "$log" | cut -c 1-120)"
-		return
-	fi
-	failed=$((failed + 1))
-	tell FAILED "$begun" "$name${*:+ $*}" "exit status $status; all of it in ${log#"$root"/}"
-	head -n 100 "$log"
+		tell ok "$begun" "$name${*:+ $*}" "$last"
+		;;
+	77)
+		skipped=$((skipped + 1))
+		tell skipped "$begun" "$name${*:+ $*}" "$last"
+		;;
+	*)
+		failed=$((failed + 1))
+		tell FAILED "$begun" "$name${*:+ $*}" "exit status $status; all of it in ${log#"$root"/}"
+		head -n 100 "$log"
+		;;
+	esac
 }
 
-# control FAULT REPORT LIBRARY: the fault must be reported, as met in the library.
+# control FAULT REPORT SOURCE: the fault must be reported, as met in that source file of a library.
+# A mem… function that the runtime puts in place of libc's sees code that was not instrumented, too:
+# that one does not count.
 control() {
-	local fault=$1 report=$2 library=$3 begun=$SECONDS status=0
+	local fault=$1 report=$2 source=$3 begun=$SECONDS status=0 stacks
 	log=$out/logs/control-$fault.log
 	TSAN_OPTIONS=${TSAN_OPTIONS:-}:halt_on_error=1 under_it 60 "$out/bin/control" "$fault" || status=$?
-	if [[ $status -eq $reported ]] && grep -q "$report" "$log" &&
-		sed -n "/$report/,/^SUMMARY/p" "$log" | grep -qF "($library+0x"; then
+	stacks=$(sed -n "/$report/,/^SUMMARY/p" "$log" | grep '^ *#[0-9]')
+	if [[ $status -eq $reported ]] && grep -qF "/$source:" <<<"$stacks" &&
+		! grep -qE '#0 .*\bmem(cpy|move|set)\b' <<<"$stacks"; then
 		passed=$((passed + 1))
-		tell ok "$begun" "control $fault" "$(grep -m 1 -o "$report.*" "$log" | cut -c 1-60)"
+		tell ok "$begun" "control $fault" "$report in $source"
 		return
 	fi
 	failed=$((failed + 1))
-	tell FAILED "$begun" "control $fault" "no '$report' in $library (exit status $status)"
+	tell FAILED "$begun" "control $fault" "no '$report' in $source (exit status $status)"
 	head -n 100 "$log"
 }
 
@@ -192,12 +204,12 @@ sanitize() {
 	fi
 
 	if [[ $kind == thread ]]; then
-		control race-library 'ThreadSanitizer: data race' libmwctl.so
-		control race-device 'ThreadSanitizer: data race' libibverbs.so.1
+		control race-library 'ThreadSanitizer: data race' src/capi/question.rs
+		control race-device 'ThreadSanitizer: data race' sim/src/scatter.rs
 	else
-		control freed-library 'AddressSanitizer: heap-use-after-free' libmwctl.so
-		control freed-device 'AddressSanitizer: heap-use-after-free' libibverbs.so.1
-		control leak-library 'LeakSanitizer: detected memory leaks' libmwctl.so
+		control freed-library 'AddressSanitizer: heap-use-after-free' src/capi/question.rs
+		control freed-device 'AddressSanitizer: heap-use-after-free' sim/src/scatter.rs
+		control leak-library 'LeakSanitizer: detected memory leaks' src/capi/context.rs
 	fi
 	for name in "${programs[@]}"; do
 		case $name in
@@ -211,5 +223,5 @@ sanitize() {
 for each in "${kinds[@]}"; do
 	sanitize "$each"
 done
-echo "$passed passed, $failed failed"
+echo "$passed passed, $failed failed, $skipped skipped"
 [[ $failed -eq 0 ]]
