@@ -84,7 +84,7 @@ static double measure(struct server *server, size_t n, bool batched, size_t roun
 void cost_run(const struct rc_device *device, bool quick)
 {
 	static const size_t sizes[] = { 1, 10, 100, MOST };
-	static const size_t rounds[] = { 31, 31, 15, 7 }, quick_rounds[] = { 15, 15, 5, 3 };
+	static const size_t rounds[] = { 31, 31, 15, 7 }, quick_rounds[] = { 15, 31, 5, 3 };
 	static struct server server;
 	static struct writer writer;
 	double batched, single;
