@@ -24,6 +24,10 @@ static const char *const ops[FC_OPS] = {
 	[FC_REVOKE_RANGE_START] = "revoke_range_start",
 	[FC_REGRANT] = "regrant",
 	[FC_REGRANT_PREPARE] = "regrant_prepare",
+	[FC_TRANSFER] = "transfer",
+	[FC_TRANSFER_START] = "transfer_start",
+	[FC_TRANSFER_IN] = "transfer_in",
+	[FC_TRANSFER_IN_START] = "transfer_in_start",
 	[FC_DETACH] = "peer_detach",
 	[FC_DETACH_START] = "peer_detach_start",
 	[FC_DETACH_AMID] = "detach_amid",
@@ -46,6 +50,7 @@ static const char *const faults[FC_FAULTS] = {
 	[FC_WC_ERROR] = "wc-error",
 	[FC_SQ_STALL] = "sq-stalled",
 	[FC_SQ_STALL_MID] = "sq-stalled-a-while",
+	[FC_SQ_STUCK] = "sq-known-stuck",
 	[FC_SQ_RNR] = "sq-behind-send",
 	[FC_SQ_RNR_MID] = "sq-behind-send-a-while",
 	[FC_QP_KILL] = "qp-fails-at-post",
@@ -65,57 +70,33 @@ static const char *const faults[FC_FAULTS] = {
 
 static const char *const calls[FC_CALLS] = {"none", "alloc_mw", "dealloc_mw", "modify_qp", "query_qp"};
 
-static const struct {
-	int error;
-	const char *name;
-} errors[] = {
-	{0, "0"},           {ENOMEM, "ENOMEM"},   {EAGAIN, "EAGAIN"},   {EINVAL, "EINVAL"},
-	{EIO, "EIO"},       {-ENOMEM, "-ENOMEM"}, {-EINVAL, "-EINVAL"}, {-1, "-1"},
-};
-
 const char *fc_op_name(enum fc_op op)
 {
 	return ops[op];
 }
 
-const char *fc_drive_name(enum fc_drive drive)
+static bool is_soft(int error, int os_error)
 {
-	return drives[drive];
-}
+	int code = error == -1 && os_error ? os_error : abs(error);
 
-const char *fc_error_name(int error)
-{
-	static char number[16];
-
-	for (size_t i = 0; i < sizeof(errors) / sizeof(errors[0]); i++)
-		if (errors[i].error == error)
-			return errors[i].name;
-	snprintf(number, sizeof(number), "%d", error);
-	return number;
-}
-
-static bool fails_a_post(enum fc_fault fault)
-{
-	return fault == FC_POST_FAIL || fault == FC_POST_CUT || fault == FC_POST_UNCLEAR;
+	return code == ENOMEM || code == EAGAIN;
 }
 
 void fc_row_name(const struct fc_case *c, char *to, size_t size)
 {
 	int n = snprintf(to, size, "%s", faults[c->fault]);
 
-	if (fails_a_post(c->fault)) {
-		n += snprintf(to + n, size - n, " %s", fc_error_name(c->error));
-		if (c->error == -1)
-			n += snprintf(to + n, size - n, "/%s", fc_error_name(c->os_error));
-		n += snprintf(to + n, size - n, c->always ? " always" : "");
-	} else if (c->fault == FC_WC_ERROR) {
-		n += snprintf(to + n, size - n, " %d", c->error);
-	} else if (c->fault == FC_POLL_FAIL) {
-		n += snprintf(to + n, size - n, c->always ? " always" : " once");
-	}
-	if (c->call)
-		snprintf(to + n, size - n, " & %s %s%s", calls[c->call], fc_error_name(c->call_error),
-			 c->call_always ? " always" : "");
+	if (c->fault == FC_POST_FAIL || c->fault == FC_POST_CUT)
+		n += snprintf(to + n, size - n, ", %s%s", is_soft(c->error, c->os_error) ? "no room" : "refused",
+			      c->always ? ", always" : "");
+	else if (c->fault == FC_POLL_FAIL)
+		n += snprintf(to + n, size - n, c->always ? ", always" : ", once");
+	if (c->call == FC_ALLOC_MW)
+		n += snprintf(to + n, size - n, " & alloc_mw, %s", is_soft(c->call_error, 0) ? "full" : "fails");
+	else if (c->call)
+		n += snprintf(to + n, size - n, " & %s", calls[c->call]);
+	if (c->call && c->call_always)
+		snprintf(to + n, size - n, ", always");
 }
 
 /* ---- the name of a combination, which replays it ---- */
@@ -180,6 +161,8 @@ bool fc_waits(enum fc_op op)
 	case FC_REVOKE_PEER_START:
 	case FC_REVOKE_RANGE_START:
 	case FC_REGRANT_PREPARE:
+	case FC_TRANSFER_START:
+	case FC_TRANSFER_IN_START:
 	case FC_DETACH_START:
 	case FC_DETACH_AMID:
 	case FC_DETACH_PREPARED:
@@ -200,6 +183,10 @@ bool fc_has_kill(enum fc_op op)
 	case FC_REVOKE_PEER_START:
 	case FC_REVOKE_RANGE:
 	case FC_REVOKE_RANGE_START:
+	case FC_TRANSFER:
+	case FC_TRANSFER_START:
+	case FC_TRANSFER_IN:
+	case FC_TRANSFER_IN_START:
 	case FC_DETACH_AMID:
 	case FC_GONE_AMID:
 		return true;
@@ -211,6 +198,11 @@ bool fc_has_kill(enum fc_op op)
 bool fc_is_prepared(enum fc_op op)
 {
 	return op == FC_GRANT_PREPARE || op == FC_REVOKE_PREPARE || op == FC_REGRANT_PREPARE;
+}
+
+bool fc_is_transfer(enum fc_op op)
+{
+	return op >= FC_TRANSFER && op <= FC_TRANSFER_IN_START;
 }
 
 bool fc_is_detach(enum fc_op op)
@@ -225,7 +217,8 @@ bool fc_is_gone(enum fc_op op)
 
 bool fc_grants(enum fc_op op)
 {
-	return op <= FC_GRANT_PREPARE || op == FC_REGRANT || op == FC_REGRANT_PREPARE;
+	return op <= FC_GRANT_PREPARE || op == FC_REGRANT || op == FC_REGRANT_PREPARE || op == FC_TRANSFER_IN ||
+	       op == FC_TRANSFER_IN_START;
 }
 
 bool fc_is_fatal(enum fc_fault fault)
@@ -250,6 +243,8 @@ int fc_works(const struct fc_case *c)
 	switch (c->op) {
 	case FC_GRANT:
 	case FC_REVOKE:
+	case FC_TRANSFER_IN:
+	case FC_TRANSFER_IN_START:
 		return 1;
 	case FC_REGRANT:
 	case FC_REGRANT_PREPARE:
@@ -271,13 +266,6 @@ bool fc_work_grants(const struct fc_case *c, int index)
 
 /* ---- what may come of it ---- */
 
-static bool is_soft(const struct fc_case *c)
-{
-	int error = c->error == -1 ? c->os_error : abs(c->error);
-
-	return error == ENOMEM || error == EAGAIN;
-}
-
 static enum fc_fate from(int chain, int struck, enum fc_fate here, enum fc_fate later)
 {
 	return chain < struck ? FC_DONE : chain == struck ? here : later;
@@ -295,7 +283,7 @@ static enum fc_fate refused(const struct fc_case *c, int chain, int at)
 	}
 	if (chain < c->nth)
 		return FC_DONE;
-	if (is_soft(c))
+	if (is_soft(c->error, c->os_error))
 		/* Cut further on, each attempt gets a little further; a thread that sleeps makes few. */
 		return !c->always ? FC_DONE : cut == 0 ? FC_WAITS : c->drive == FC_WAIT_YOURS ? FC_TRIES : FC_DONE;
 	return chain == c->nth && at < cut ? FC_LEFT : FC_DROPPED;
@@ -331,6 +319,11 @@ static enum fc_fate fate_of_polled(const struct fc_case *c, int index)
 	case FC_FATAL_STALL:
 	case FC_FATAL_STALL_TOLD:
 		return from(chain, c->nth / length, FC_SILENT, FC_BEHIND);
+	case FC_SQ_STUCK:
+		/* Nothing more is posted to take a right away. */
+		if (!fc_is_prepared(c->op) && !fc_work_grants(c, index))
+			return FC_DROPPED;
+		return c->op == FC_REGRANT ? FC_SILENT : from(chain, 0, FC_SILENT, FC_BEHIND);
 	case FC_SQ_RNR:
 	case FC_QP_SQD_BEFORE:
 	case FC_QP_SQD_AFTER:
@@ -386,6 +379,9 @@ static unsigned int allowed_grant(const struct fc_case *c, enum fc_fate fate)
 	/* In a regrant the old right's deadline can end the queue pair, and the new one with it. */
 	unsigned int with_old = c->op == FC_REGRANT && fc_may_kill(c) ? FC_BIND_FAILED | FC_REFUSED : 0;
 
+	/* The old holder's completion is not seen, so it keeps what it has. */
+	if (c->op == FC_TRANSFER_IN_START && c->drive == FC_LOOP_DEAF)
+		return FC_NOT_POSTED;
 	if (c->op == FC_GRANT_PREPARE || c->op == FC_REGRANT_PREPARE)
 		return fate == FC_UNPOSTED ? FC_NOT_POSTED : FC_COMMITTED;
 	switch (fate) {

@@ -28,6 +28,10 @@ enum fc_op {
 	FC_REVOKE_RANGE_START,
 	FC_REGRANT,
 	FC_REGRANT_PREPARE,
+	FC_TRANSFER,          /* from the victim to client 1 */
+	FC_TRANSFER_START,
+	FC_TRANSFER_IN,       /* from client 1 to the victim */
+	FC_TRANSFER_IN_START,
 	FC_DETACH,
 	FC_DETACH_START,
 	FC_DETACH_AMID,       /* with a revocation under way */
@@ -59,6 +63,7 @@ enum fc_fault {
 	FC_WC_ERROR,
 	FC_SQ_STALL,
 	FC_SQ_STALL_MID,
+	FC_SQ_STUCK,       /* stalled, and the application has said so */
 	FC_SQ_RNR,         /* a SEND in front that the client does not receive */
 	FC_SQ_RNR_MID,
 	FC_QP_KILL,        /* fails at the post */
@@ -150,16 +155,15 @@ enum fc_fate {
 };
 
 const char *fc_op_name(enum fc_op op);
-const char *fc_drive_name(enum fc_drive drive);
 /* The row of the table. */
 void fc_row_name(const struct fc_case *c, char *to, size_t size);
 void fc_spec(const struct fc_case *c, char *to, size_t size);
 bool fc_parse(const char *spec, struct fc_case *c);
-const char *fc_error_name(int error);
 
 bool fc_waits(enum fc_op op);           /* else it ends in a callback, or at once */
 bool fc_has_kill(enum fc_op op);
 bool fc_is_prepared(enum fc_op op);
+bool fc_is_transfer(enum fc_op op);
 bool fc_is_detach(enum fc_op op);
 bool fc_is_gone(enum fc_op op);
 bool fc_grants(enum fc_op op);

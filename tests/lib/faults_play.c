@@ -159,6 +159,10 @@ static void arm_fault(const struct fc_case *c)
 	case FC_SQ_STALL_MID:
 		stall_at(c->nth);
 		return;
+	case FC_SQ_STUCK:
+		stall_at(0);
+		HOUSE_OK(mwctl_peer_stuck(house->ctx, victim_peer()));
+		return;
 	case FC_QP_ERR_AFTER:
 	case FC_QP_RESET_AFTER:
 	case FC_QP_SQD_AFTER:
@@ -264,6 +268,9 @@ static bool is_released_amid(enum fc_fault fault)
 /* Every fault that was ordered has struck, or the case shows nothing. */
 static void check_struck(const struct fc_case *c)
 {
+	/* Nothing may be posted, then. */
+	if (c->fault == FC_SQ_STUCK)
+		return;
 	/* Which thread deallocates, and when, is open while two are at it. */
 	for (int i = 0; i < play.faults; i++)
 		if (mwctl_sim_fault_hits(play.fault[i]) == 0 &&
@@ -380,6 +387,9 @@ static void run_by_hand(void)
 	struct ibv_wc wc;
 	int64_t timeout;
 
+	/* The victim's post comes after the old holder's proof. */
+	if (c->op == FC_TRANSFER_IN_START)
+		fc_rounds(polls);
 	strike_amid(c);
 	fc_rounds(polls);
 	if (is_released_amid(c->fault)) {
@@ -433,6 +443,17 @@ static bool takes_others(enum fc_op op)
 static void cast(const struct fc_case *c)
 {
 	play.works = fc_works(c);
+	if (fc_is_transfer(c->op)) {
+		bool in = fc_grants(c->op);
+
+		fc_make_grants(in ? 1 : FC_VICTIM, play.works);
+		if (in)
+			add_asks(FC_VICTIM, play.works, 0);
+		add_ids(in ? 1 : FC_VICTIM, play.works);
+		if (!in)
+			add_asks(1, play.works, 0);
+		return;
+	}
 	if (c->op == FC_REGRANT || c->op == FC_REGRANT_PREPARE) {
 		fc_make_grants(FC_VICTIM, 1);
 		add_ids(FC_VICTIM, 1);
@@ -483,8 +504,36 @@ static void post_prepared(const struct fc_case *c)
 			play.result[i].status = (size_t)i < posted ? MWCTL_STATUS_OK : MWCTL_STATUS_NOT_POSTED;
 }
 
+/* The victim's half of a transfer comes first among the items, in whichever direction. */
+static int partner(int item)
+{
+	return item < play.works ? item + play.works : item - play.works;
+}
+
+static size_t moves(mwctl_move *to)
+{
+	for (int i = 0; i < play.works; i++) {
+		bool in = fc_grants(play.c->op);
+
+		to[i] = (mwctl_move){.grant = play.id[in ? partner(i) : i], .to = play.ask[in ? i : partner(i)]};
+	}
+	return (size_t)play.works;
+}
+
+/* The new grants, then the revocations. */
+static void take_moved(const mwctl_result *results)
+{
+	int granted = fc_grants(play.c->op) ? 0 : play.works;
+
+	for (int i = 0; i < play.works; i++) {
+		play.result[granted + i] = results[i];
+		play.result[partner(granted) + i] = results[play.works + i];
+	}
+}
+
 static void start(const struct fc_case *c)
 {
+	mwctl_move move[FC_SLOTS];
 	mwctl_context *ctx = house->ctx;
 	struct fc_heard *heard = &play.heard;
 	mwctl_request range = fc_ask(FC_VICTIM, 0);
@@ -504,6 +553,10 @@ static void start(const struct fc_case *c)
 	case FC_REVOKE_RANGE_START:
 		play.status = mwctl_revoke_range_start(ctx, fc_scene.region, range.addr, FC_CONTROL * FC_BLOCK, us,
 						       c->kill, fc_on_done, heard);
+		break;
+	case FC_TRANSFER_START:
+	case FC_TRANSFER_IN_START:
+		play.status = mwctl_transfer_start(ctx, move, moves(move), us, c->kill, fc_on_done, heard);
 		break;
 	case FC_DETACH_AMID:
 		begin_amid(c);
@@ -536,13 +589,20 @@ static void start(const struct fc_case *c)
 		post_prepared(c);
 }
 
+/* Every result that nobody wrote says so. */
+#define UNWRITTEN MWCTL_STATUS_PENDING
+
 static void wait_for(const struct fc_case *c)
 {
 	mwctl_context *ctx = house->ctx;
 	mwctl_request range = fc_ask(FC_VICTIM, 0);
 	uint64_t us = FC_DEADLINE_US;
+	mwctl_result moved[2 * FC_SLOTS];
+	mwctl_move move[FC_SLOTS];
 	size_t n = 0;
 
+	for (int i = 0; i < 2 * FC_SLOTS; i++)
+		moved[i] = (mwctl_result){.status = UNWRITTEN};
 	switch (c->op) {
 	case FC_GRANT:
 		play.status = mwctl_grant(ctx, &play.ask[0], us, &play.result[0]);
@@ -566,6 +626,11 @@ static void wait_for(const struct fc_case *c)
 	case FC_REGRANT:
 		play.status = mwctl_regrant(ctx, play.id[0], &play.ask[1], us, play.result);
 		break;
+	case FC_TRANSFER:
+	case FC_TRANSFER_IN:
+		play.status = mwctl_transfer(ctx, move, moves(move), us, c->kill, moved);
+		take_moved(moved);
+		break;
 	case FC_DETACH:
 		play.status = mwctl_peer_detach(ctx, victim_peer(), us);
 		break;
@@ -579,9 +644,6 @@ static void wait_for(const struct fc_case *c)
 	if ((c->op == FC_REVOKE_PEER || c->op == FC_REVOKE_RANGE) && play.status == MWCTL_STATUS_OK)
 		RC_CHECK_EQ(play.n, n);
 }
-
-/* Every result that nobody wrote says so. */
-#define UNWRITTEN MWCTL_STATUS_PENDING
 
 static void run(const struct fc_case *c)
 {
@@ -668,6 +730,8 @@ static bool is_live(uint64_t id)
 
 static bool grants_at(int i)
 {
+	if (fc_is_transfer(play.c->op))
+		return fc_grants(play.c->op) == (i < play.works);
 	return i < play.works ? fc_work_grants(play.c, i) : fc_grants(play.c->op);
 }
 
@@ -694,6 +758,8 @@ static void collect(const struct fc_case *c)
 	play.itemized = !(c->op == FC_REVOKE_PEER || c->op == FC_REVOKE_RANGE || c->op == FC_DETACH ||
 			  c->op == FC_DETACH_START || c->op == FC_DETACH_PREPARED || c->op == FC_GONE);
 	play.refused = is_refused(c);
+	if (fc_is_transfer(c->op) && play.begun)
+		take_moved(play.heard.results);
 	for (int i = 0; i < play.n; i++) {
 		bool granted = grants_at(i);
 		mwctl_result *result = &play.result[i];
@@ -706,7 +772,7 @@ static void collect(const struct fc_case *c)
 
 		if (c->op == FC_GRANT_START && play.begun) {
 			*result = play.heard.results[i];
-		} else if (!granted && play.itemized && !fc_waits(c->op)) {
+		} else if (!granted && play.itemized && !fc_waits(c->op) && !fc_is_transfer(c->op)) {
 			bool amid = c->op == FC_DETACH_AMID || c->op == FC_GONE_AMID;
 			const mwctl_result *found = result_of(amid ? &play.before : &play.heard, play.id[i]);
 
@@ -792,6 +858,18 @@ static void check_refusal(const struct fc_case *c)
 	}
 }
 
+/* A transfer's other half: never two holders at a time, and nothing is given without a proof. */
+static unsigned int allowed_of_partner(const struct fc_case *other, int item)
+{
+	const unsigned int late = FC_TIMED_OUT | FC_TIMED_OUT_VOID | FC_NOT_POSTED;
+
+	if (fc_grants(other->op))
+		return other->drive == FC_LOOP_DEAF ? FC_OPEN : FC_INVALIDATED;
+	if (!(play.outcome[partner(item)] & FC_ANY_PROOF))
+		return FC_NOT_POSTED;
+	return FC_GRANTED | (play.early && other->drive != FC_LOOP_DEAF ? 0 : late);
+}
+
 static void check_outcomes(const struct fc_case *c)
 {
 	struct fc_case other = of_others(c);
@@ -806,6 +884,8 @@ static void check_outcomes(const struct fc_case *c)
 		int at = (i - play.works) % FC_OTHERS;
 		unsigned int allowed = victim ? allowed_of(c, i) : allowed_of(&other, at);
 
+		if (!victim && fc_is_transfer(c->op))
+			allowed = allowed_of_partner(&other, i);
 		if (!victim && !fc_is_ordered(c->op))
 			allowed |= allowed_of(&other, 1 - at);
 		if (victim && !fc_is_ordered(c->op))
@@ -1052,7 +1132,7 @@ void fc_play(const struct fc_case *c, struct fc_report *report)
 {
 	struct mwctl_sim_counters before, after;
 
-	alarm(60);
+	alarm(20);
 	fc_scene_open(c);
 	memset(&play, 0, sizeof(play));
 	play.c = c;
@@ -1060,7 +1140,7 @@ void fc_play(const struct fc_case *c, struct fc_report *report)
 	fc_region_open();
 	cast(c);
 	HOUSE_OK(mwctl_domain_reserve(house->ctx, house->domain, 16));
-	if (fc_waits(c->op) && fc_grants(c->op) && c->fault == FC_NONE)
+	if (fc_waits(c->op) && (fc_grants(c->op) || c->op == FC_TRANSFER) && c->fault == FC_NONE)
 		fc_drain_pool();
 	for (int i = 0; i < FC_CONTROL; i++)
 		RC_CHECK(fc_app_post(i));
