@@ -231,11 +231,8 @@ fn probe(device: Device) -> Result<Capabilities> {
     let attr = device.query().map_err(|_| Status::VerbsError)?;
     let pd = device.alloc_pd().map_err(|_| Status::VerbsError)?;
     let allocated = pd.alloc_mw();
-    let freed = allocated.map_or(Ok(()), |(mw, _)| mw.dealloc());
-    let closed = pd.dealloc();
-    if freed.is_err() || closed.is_err() {
-        return Err(Status::VerbsError);
-    }
+    let freed = allocated.map_or(Ok(()), |(mw, _)| mw.dealloc().or_else(|_| mw.dealloc()));
+    freed.and_then(|()| pd.dealloc()).map_err(|_| Status::VerbsError)?;
     let type2 = match allocated {
         Ok(_) => true,
         Err(Errno(libc::EOPNOTSUPP | libc::ENOSYS | libc::EINVAL)) => false,

@@ -373,8 +373,11 @@ void rc_pair_open(struct rc_pair *pair, const struct rc_device *device,
 
 void rc_pair_close(struct rc_pair *pair)
 {
-	RC_CHECK_EQ(0, ibv_destroy_qp(pair->client.qp));
-	RC_CHECK_EQ(0, ibv_destroy_qp(pair->server.qp));
+	/* NULL: the test has destroyed it. */
+	if (pair->client.qp)
+		RC_CHECK_EQ(0, ibv_destroy_qp(pair->client.qp));
+	if (pair->server.qp)
+		RC_CHECK_EQ(0, ibv_destroy_qp(pair->server.qp));
 	RC_CHECK_EQ(0, ibv_destroy_cq(pair->client.cq));
 	RC_CHECK_EQ(0, ibv_destroy_cq(pair->server.cq));
 	if (pair->server.owns_pd)

@@ -3,6 +3,7 @@
  * operation ends once. */
 #include "house.h"
 
+#include <stdio.h>
 #include <string.h>
 
 static struct house house;
@@ -56,6 +57,7 @@ static void unblock(void)
 	while (!mwctl_poll_cq(house.ctx, it->pair.server.cq, 1, &wc))
 		RC_CHECK(rc_now() < limit);
 	RC_CHECK_EQ(500, wc.wr_id);
+	RC_CHECK_STATUS(IBV_WC_SUCCESS, wc.status);
 	RC_CHECK_STATUS(IBV_WC_SUCCESS, rc_wait(it->pair.client.cq).status);
 }
 
@@ -241,9 +243,14 @@ int main(void)
 
 	house_open(&house, &options);
 	rc_memory_open(&blocker, house.pd, 4096, IBV_ACCESS_LOCAL_WRITE);
-	revoked_twice_while_binding();
+	/* rxe runs a bind again when a SEND before it is retried, and the queue pair dies of that. */
+	if (house.device.kind == RC_DEVICE_RXE) {
+		printf("deviation %s: no bind behind a SEND that is not received\n", house.device.label);
+	} else {
+		revoked_twice_while_binding();
+		stuck_with_a_bind_in_line();
+	}
 	claimed_already();
-	stuck_with_a_bind_in_line();
 	regrant_when_stuck();
 	for (int commit = 0; commit < 2; commit++) {
 		leave_with_a_chain_in_hand(commit);

@@ -68,6 +68,12 @@ uint64_t walk_now(void)
 	return (uint64_t)now.tv_sec * 1000000000 + (uint64_t)now.tv_nsec;
 }
 
+void walk_pass(uint64_t ns)
+{
+	if (is_virtual)
+		atomic_fetch_add(&virtual_ns, ns);
+}
+
 static double real_seconds(void)
 {
 	struct timespec now;

@@ -170,15 +170,20 @@ void walk_fault_held_packet(void)
 	uint64_t id, length, whole, grant_id;
 	int got;
 
-	if (!is_well(grant) || !(grant->access & HOUSE_WRITE) || peer->sends.n || peer->recvs.n)
+	if (!is_well(grant) || !(grant->access & HOUSE_WRITE) || walk_pressed(peer))
+		return;
+	grant_id = grant->id;
+	/* Nothing of ours is in the queue, so that the LOCAL_INV is posted at once. */
+	for (int i = 0; i < 64 && house_peer(&walk.server[peer->server].house, peer->index).used; i++)
+		walk_poll_dry(peer);
+	if (house_peer(&walk.server[peer->server].house, peer->index).used ||
+	    walk_find(peer->server, grant_id) != grant || !is_well(grant))
 		return;
 	op = walk_op_begin(WALK_REVOKES, peer->server, 60000000);
 	if (!op)
 		return;
-	walk_poll_dry(peer);
 	whole = length = grant->length < 3000 ? grant->length : 3000;
 	region = walk_region_at(peer->server, grant->addr);
-	grant_id = grant->id;
 	walk_say(" held packet: server %d peer %d grant 0x%llx %llu bytes", peer->server, peer->index,
 		 (unsigned long long)grant->id, (unsigned long long)length);
 	id = order((struct mwctl_sim_fault){.kind = MWCTL_SIM_HOLD_PACKET, .qp_num = peer->qp_num, .count = 1});

@@ -36,6 +36,7 @@ struct walk_grant {
 	uint32_t access;
 	enum walk_standing standing;
 	int waits;                 /* operations that will report its end */
+	uint64_t due;              /* the first of their deadlines; 0: none */
 	bool posted;               /* a prepared bind that was posted */
 	bool in_hand;              /* its LOCAL_INV is prepared */
 };
@@ -134,6 +135,8 @@ _Noreturn void walk_differ(const char *format, ...) __attribute__((format(printf
 #define WALK_AGREE(condition, ...) ((condition) ? (void)0 : walk_differ(__VA_ARGS__))
 /* Nanoseconds of the clock that the library reads. */
 uint64_t walk_now(void);
+/* On the device in the process: so much passes. */
+void walk_pass(uint64_t ns);
 
 /* ---- the model ---- */
 

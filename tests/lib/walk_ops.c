@@ -82,6 +82,8 @@ void walk_revoked(int server, uint64_t id, const mwctl_result *result, bool late
 	mwctl_grant_info info;
 	mwctl_status now;
 
+	/* Whichever operation's deadline came first. */
+	late |= grant && grant->due && walk_now() >= grant->due;
 	switch (result->status) {
 	case MWCTL_STATUS_OK:
 		WALK_AGREE(result->grant == id, "the revocation of 0x%llx names 0x%llx", (unsigned long long)id,
@@ -164,6 +166,8 @@ void walk_op_awaits(struct walk_op *op, struct walk_grant *grant)
 {
 	op->ids[op->n++] = grant->id;
 	grant->waits++;
+	if (!grant->due || op->soonest < grant->due)
+		grant->due = op->soonest;
 	if (grant->standing == WALK_BINDING || (grant->standing == WALK_LIVE && !grant->in_hand))
 		grant->standing = WALK_REVOKING;
 }
@@ -241,9 +245,19 @@ int walk_ops_active(void)
 	return n;
 }
 
+static const char *const names[] = {"grant", "revocation", "detach"};
+
+void walk_ops_say(void)
+{
+	for (int i = 0; i < WALK_OPS; i++)
+		if (ops[i].active)
+			walk_say(" {%s of step %llu on server %d, %llu us}", names[ops[i].kind],
+				 (unsigned long long)ops[i].step, ops[i].server,
+				 (unsigned long long)ops[i].timeout_us);
+}
+
 void walk_ops_agree(int server, uint64_t now)
 {
-	static const char *const names[] = {"grant", "revocation", "detach"};
 
 	for (int i = 0; i < WALK_OPS; i++) {
 		const struct walk_op *op = &ops[i];

@@ -42,6 +42,8 @@ void walk_op_awaits(struct walk_op *op, struct walk_grant *grant);
 void walk_op_awaits_all(struct walk_op *op, bool (*which)(const struct walk_grant *, const void *),
 			const void *what);
 int walk_ops_active(void);
+/* Says which are. */
+void walk_ops_say(void);
 /* Called after a tick or poll that began at `now`: nothing is left whose deadline had passed. */
 void walk_ops_agree(int server, uint64_t now);
 /* Whether some operation asked for this grant. */
