@@ -152,6 +152,8 @@ enum mwctl_status
   MWCTL_STATUS_NO_GRANT = 65,
   // No peer uses this completion queue.
   MWCTL_STATUS_UNKNOWN_QUEUE = 67,
+  // A right to part of the range was not proved gone: revoke that grant again.
+  MWCTL_STATUS_RANGE_UNCERTAIN = 68,
   // The queue pair or its completion queue belongs to another thread.
   MWCTL_STATUS_WRONG_THREAD = 66,
   // The deadline passed; what the result's id names, if any, is open and must be revoked.
@@ -289,7 +291,7 @@ typedef struct mwctl_capabilities {
   uint32_t max_mw;
   // IBV_ACCESS_REMOTE_* that a window carries on this device.
   uint32_t rights;
-  // 1: once a revocation is proved, the host's memory is at rest. 0: what is proved is that
+  // 1: once a revocation is proved, the host's memory is at rest (but see the regions' own). 0: what is proved is that
   // no access starts; a byte of one under way may still change a moment later (soft-RoCE).
   uint32_t memory_at_rest;
   // Bytes that one grant may cover.
@@ -408,6 +410,10 @@ typedef struct mwctl_attach_options {
   uint32_t allow_open_parent;
   // Bytes of a block; 0: 2 MiB.
   uint64_t block_size;
+  // 1: a device's memory, or another device's by dmabuf. Proofs for it, and for a region with
+  // RELAXED_ORDERING, say that access has stopped and no more.
+  uint32_t device_memory;
+  uint32_t reserved;
 } mwctl_attach_options;
 
 // A region, and how its blocks stand.
@@ -421,6 +427,9 @@ typedef struct mwctl_region_info {
   uint32_t huge_pages;
   // 1 if the region's own rkey is open.
   uint32_t parent_open;
+  // As mwctl_capabilities.memory_at_rest, for this region.
+  uint32_t memory_at_rest;
+  uint32_t reserved;
   uint64_t block_size;
   uint64_t blocks;
   uint64_t blocks_taken;
@@ -551,7 +560,9 @@ mwctl_status mwctl_context_open(struct ibv_context *device,
                                 size_t size,
                                 struct mwctl_context **ctx);
 
-// Ends the management. Refused with BUSY while a domain is open: nothing is leaked silently.
+// Ends the management. Refused with BUSY while a domain is open: nothing is leaked silently; and
+// with POISONED after an internal error: such a context stays as it is. Callbacks that are due
+// come during the call.
 // No other call on the context may be under way. NULL does nothing.
 // Never waits.
 mwctl_status mwctl_context_close(struct mwctl_context *ctx);
@@ -568,7 +579,8 @@ mwctl_status mwctl_stats_get(struct mwctl_context *ctx, struct mwctl_stats *stat
 
 // What to add before ibv_create_qp and ibv_create_cq for one peer with this budget (0: 16): the
 // budget to cap->max_send_wr, and to *cqe of the queue pair's send CQ. Every send-queue entry of
-// ours may use one completion-queue entry, an error's included. Either pointer may be NULL.
+// ours may use one completion-queue entry, an error's included. Call it once for each peer of a
+// shared CQ. Either pointer may be NULL.
 // Never waits.
 mwctl_status mwctl_size_queues(uint32_t budget, struct ibv_qp_cap *cap, int *cqe);
 
@@ -652,7 +664,7 @@ mwctl_status mwctl_region_register(struct mwctl_context *ctx,
                                    struct mwctl_region *region);
 
 // Takes the application's region under management. It stays the application's, which must not
-// deregister it before mwctl_region_detach. iova and access of the options must be what it was
+// deregister it before mwctl_region_detach; ALREADY_ATTACHED if it is under management. iova and access of the options must be what it was
 // registered with: struct ibv_mr carries neither, and a bind is checked against them. `size` is
 // sizeof *opts.
 // Never waits.
@@ -784,7 +796,7 @@ mwctl_status mwctl_regrant(struct mwctl_context *ctx,
                            uint64_t timeout_us,
                            struct mwctl_result *results);
 
-// Takes one right back. After success the key is dead: no access with it starts, and result says
+// Takes one right back; at the deadline as KILL_ALLOWED below. After success the key is dead: no access with it starts, and result says
 // by what proof. OPEN: not proved; the grant stays on the books and its memory out of use, and
 // the call can be repeated. result may be NULL. timeout_us 0: the context's default.
 // Verbs: IBV_WR_LOCAL_INV on the queue pair that the window is bound to. A client that goes on
@@ -799,7 +811,8 @@ mwctl_status mwctl_revoke(struct mwctl_context *ctx,
 // and one signaled completion, all clients' chains in flight together. `results` may be NULL or
 // has room for `n`, in order; a stale or doubled id has a status of its own there and does not
 // keep the others from ending. `kill`: enum mwctl_kill. Returns the first status that is no
-// success.
+// success. A client that goes on writing can end the queue pair by that in the middle of its chain:
+// the rest is then proved by QP_FENCED.
 // May wait.
 mwctl_status mwctl_revoke_batch(struct mwctl_context *ctx,
                                 const uint64_t *grants,
@@ -959,7 +972,8 @@ int mwctl_take_wc(struct mwctl_context *ctx, struct ibv_cq *cq, const struct ibv
 // Never waits.
 mwctl_status mwctl_cq_gone(struct mwctl_context *ctx, struct ibv_cq *cq);
 
-// For an application that polls by itself: its last poll found the queue empty. Only then can the
+// For an application that polls by itself: its last poll found the queue empty. Only after two
+// such calls since a post (the poll before the first may have begun before the post) can the
 // deadline of a revocation tell a lost completion from one that nobody has polled; without it, and
 // without as many completions offered as the queue holds, no queue pair is moved to ERR, and the
 // grant is reported as OPEN. UNKNOWN_QUEUE if no attached peer uses the queue.

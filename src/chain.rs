@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use parking_lot::Mutex;
 
 use crate::cq::Seen;
-use crate::window::NONE;
+use crate::window::{NONE, OpId};
 
 /// Work requests in one chain at most.
 pub const MAX_CHAIN: usize = 1 << POSITION_BITS;
@@ -84,6 +84,8 @@ pub enum Kind {
 pub struct Work {
     pub window: u32,
     pub kind: Kind,
+    /// The window's generation: a grant that ended meanwhile is no longer this one's business.
+    pub generation: u32,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -117,8 +119,11 @@ pub struct ChainBody {
     pub works: Vec<Work>,
     /// The first so many are posted.
     pub posted: usize,
-    /// Whether the last posted one asks for a completion.
-    pub signaled: bool,
+    /// Whether the last one of a prepared chain asks for a completion.
+    pub signal: bool,
+    /// Completions that the posted ones ask for, and how many of them came.
+    pub asked: usize,
+    pub seen_of_asked: usize,
     /// The peer's counter when this chain was begun: all committed before come earlier in the
     /// send queue.
     pub begun: u64,
@@ -128,7 +133,7 @@ pub struct ChainBody {
     /// What completions that came before the commit said.
     pub early: Early,
     /// The revocation that `prepare` began.
-    pub op: Option<u32>,
+    pub op: Option<OpId>,
     /// How much had been seen of its CQ when it was posted.
     pub seen: Seen,
 }

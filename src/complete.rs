@@ -11,7 +11,7 @@ use crate::op::{Follows, Outcome};
 use crate::peer::{Life, PeerBody};
 use crate::stats::count;
 use crate::status::{Proof, Status};
-use crate::window::{AHEAD, NONE, State, Waiter};
+use crate::window::{AHEAD, NONE, OpId, State, Waiter};
 
 /// Chains that were given up and whose completions are still told apart.
 const DROPPED: usize = 1 << 14;
@@ -42,6 +42,7 @@ impl Context {
             return false;
         }
         let last = position as usize + 1 == state.posted;
+        state.seen_of_asked += 1;
         match state.stage {
             Stage::Idle => return false,
             Stage::Dropped => {
@@ -88,25 +89,27 @@ impl Context {
                 break;
             }
             body.outstanding.pop_front();
-            self.settle(index, body, earlier, false);
+            self.settle(index, body, earlier);
         }
         if let Some(at) = body.outstanding.iter().position(|other| *other == slot) {
             body.outstanding.remove(at);
-            self.settle(index, body, slot, true);
+            self.settle(index, body, slot);
         }
     }
 
-    /// All of a chain succeeded. Unless its own completion was the one that said so, that may
-    /// still come.
-    fn settle(&self, index: u32, body: &mut PeerBody, slot: u32, seen: bool) {
+    /// All of a chain succeeded. Completions of its own may still come: its number is kept for them.
+    fn settle(&self, index: u32, body: &mut PeerBody, slot: u32) {
         let (works, due) = {
             let mut state = self.chains.at(slot).body.lock();
             body.used -= state.posted as u32;
-            (std::mem::take(&mut state.works), !seen && (state.signaled || body.signal_all))
+            (std::mem::take(&mut state.works), state.seen_of_asked < state.asked)
         };
         for (at, work) in works.iter().enumerate() {
             if let Some(ahead) = works.get(at + AHEAD) {
                 self.windows.at(ahead.window).prefetch();
+            }
+            if !self.concerns(*work) {
+                continue;
             }
             self.windows.at(work.window).posted.fetch_sub(1, Ordering::Relaxed);
             match work.kind {
@@ -132,7 +135,7 @@ impl Context {
         window.set_confirmed();
         if let Some(waiter) = window.take_bind_waiter() {
             let right = window.right();
-            let grant = id::make(id::Kind::Grant, index, right.generation);
+            let grant = self.make_id(id::Kind::Grant, index, right.generation);
             self.end_item(waiter, Outcome::granted(grant, right.rkey));
         }
     }
@@ -141,11 +144,16 @@ impl Context {
         if outcome.status == Status::Open {
             count(&self.counters.reported_open);
         }
-        match self.ops.at(waiter.op).end_item(waiter.item, outcome) {
+        let follows = self.op(waiter.op).end_item(waiter.op.generation, waiter.item, outcome);
+        self.follow(waiter.op, follows);
+    }
+
+    pub fn follow(&self, op: OpId, follows: Follows) {
+        match follows {
             Follows::Nothing => {}
-            Follows::Done => self.op_done(waiter.op),
+            Follows::Done => self.op_done(op),
             Follows::Bind(item) => {
-                self.to_bind.lock().push_back(Waiter { op: waiter.op, item });
+                self.to_bind.lock().push_back(Waiter { op, item });
                 self.raise();
             }
         }
@@ -172,21 +180,26 @@ impl Context {
             Proof::PeerInvalidated => &self.counters.proved_peer_invalidated,
             Proof::NeverBound | Proof::None => &self.counters.proved_never_bound,
         });
-        let grant = id::make(id::Kind::Grant, window_index, right.generation);
+        let grant = self.make_id(id::Kind::Grant, window_index, right.generation);
         if let Some(waiter) = window.take_bind_waiter() {
             self.end_item(waiter, Outcome::failed(0, Status::BindFailed));
         }
         let mut waiter = window.swap_revoke_waiter(None);
         window.end_grant(if deallocated { State::Empty } else { State::Free });
+        // Requests that are still out carry the old generation and are not counted here any more.
+        window.posted.store(0, Ordering::Relaxed);
         window.prepared.store(false, Ordering::Relaxed);
         window.invalidate.store(false, Ordering::Relaxed);
+        if window.uncertain.swap(false, Ordering::Relaxed) {
+            self.regions.at(right.region).uncertain.fetch_sub(1, Ordering::AcqRel);
+        }
         if deallocated {
             self.forget_window(window_index);
         } else {
             self.give_window(window_index);
         }
         while let Some(next) = waiter {
-            waiter = self.ops.at(next.op).behind(next.item);
+            waiter = self.op(next.op).behind(next.op.generation, next.item);
             self.end_item(next, Outcome::revoked(grant, proof));
         }
     }
@@ -238,7 +251,7 @@ impl Context {
             let works = std::mem::take(&mut self.chains.at(slot).body.lock().works);
             for work in &works {
                 let window = self.windows.at(work.window);
-                if window.peer() != index {
+                if !self.concerns(*work) {
                     continue;
                 }
                 if let Some(waiter) = window.take_bind_waiter() {
@@ -254,9 +267,6 @@ impl Context {
     /// Gives up the chains of a peer that goes; their completions may still come.
     pub fn drop_outstanding(&self, body: &mut PeerBody) {
         while let Some(slot) = body.outstanding.pop_front() {
-            for work in &self.chains.at(slot).body.lock().works {
-                self.windows.at(work.window).posted.fetch_sub(1, Ordering::Relaxed);
-            }
             self.drop_chain(slot);
         }
     }
@@ -320,7 +330,7 @@ impl Context {
         if right.peer != owner || right.rkey != rkey || !right.state.is_open() {
             return;
         }
-        let grant = id::make(id::Kind::Grant, index, right.generation);
+        let grant = self.make_id(id::Kind::Grant, index, right.generation);
         let owner_qp = peer.qp_num.load(Ordering::Acquire);
         let foreign = owner_qp != qp_num;
         let by = if foreign { self.qps.get(qp_num).unwrap_or(owner) } else { owner };
@@ -329,13 +339,12 @@ impl Context {
             count(&self.counters.foreign_invalidations);
         }
         // Once our LOCAL_INV is posted, it decides: after a peer's it fails, the QP dies, and
-        // deallocation is the proof.
-        if matches!(right.state, State::Valid | State::Binding | State::Revoking) {
+        // deallocation is the proof. A bind that the peer could use has completed.
+        let in_hand = right.state == State::Invalidating && window.prepared.load(Ordering::Relaxed);
+        if in_hand || matches!(right.state, State::Valid | State::Binding | State::Revoking) {
             self.bound(index);
             body.pending.retain(|work| work.window != index);
-            if window.posted.load(Ordering::Relaxed) == 0 {
-                self.close_window(owner, &mut body, index, Proof::PeerInvalidated, false);
-            }
+            self.close_window(owner, &mut body, index, Proof::PeerInvalidated, false);
         }
         drop(body);
         self.event(Event { kind, qp_num, peer: self.peer_id(by), grant });

@@ -18,14 +18,13 @@ use crate::service::Service;
 use crate::slab::{Index24, Recycled, Slab};
 use crate::stats::Counters;
 use crate::status::{Result, Status};
-use crate::window::{Waiter, Window};
+use crate::window::{MAX_OPS, OpId, Waiter, Window};
 
 /// Bytes that one bind may cover: what every provider accepts.
 pub const MAX_BIND: u64 = 2 << 30;
 pub const DEFAULT_TIMEOUT_US: u64 = 1_000_000;
 
 const MAX_PEERS: usize = 1 << 20;
-const MAX_OPS: usize = 1 << 20;
 /// Numbers of peers, regions and operations rest so long before they are used again.
 const REST: usize = 64;
 
@@ -85,6 +84,7 @@ pub struct Context {
     pub ops: Recycled<Op>,
     pub queues: Queues,
     pub wr_ids: WrIds,
+    salt: u32,
 
     pub signal: Signal,
     /// Peers with windows to deallocate.
@@ -92,7 +92,7 @@ pub struct Context {
     /// Grants' items of transfers whose turn has come.
     pub to_bind: Mutex<std::collections::VecDeque<Waiter>>,
     /// Operations whose callback is due.
-    pub to_call: Mutex<std::collections::VecDeque<u32>>,
+    pub to_call: Mutex<std::collections::VecDeque<OpId>>,
     pub events: Mutex<std::collections::VecDeque<Event>>,
     /// Chains that were given up, for their late completions.
     pub dropped: Mutex<std::collections::VecDeque<u32>>,
@@ -149,6 +149,7 @@ impl Context {
             ops: Recycled::new(MAX_OPS, 0),
             queues: Queues::default(),
             wr_ids: WrIds::new(random.next()),
+            salt: random.next() as u32,
             signal: Signal::new().ok_or(Status::NoMemory)?,
             to_fence: Mutex::default(),
             to_bind: Mutex::default(),
@@ -179,12 +180,32 @@ impl Context {
         Ok(())
     }
 
+    pub fn op(&self, op: OpId) -> &Op {
+        self.ops.at(op.index)
+    }
+
+    /// An id of this context. Its generation is mixed with a random number of the context, so that
+    /// another's id is stale here.
+    pub fn make_id(&self, kind: id::Kind, index: u32, generation: u32) -> u64 {
+        id::make(kind, index, generation ^ self.salt)
+    }
+
+    /// Index and generation, if the id is of that kind.
+    #[inline]
+    pub fn parse_id(&self, kind: id::Kind, given: u64) -> Option<(u32, u32)> {
+        id::parse(kind, given).map(|(index, generation)| (index, generation ^ self.salt))
+    }
+
     pub fn is_poisoned(&self) -> bool {
         self.poisoned.load(Ordering::Acquire)
     }
 
-    pub fn poison(&self) {
+    /// An internal error was caught: no call is answered any more, nothing is reported proved.
+    pub fn poison_by(&self, panic: &(dyn std::any::Any + Send)) {
         self.poisoned.store(true, Ordering::Release);
+        let text = panic.downcast_ref::<&str>().copied();
+        let text = text.or_else(|| panic.downcast_ref::<String>().map(String::as_str));
+        self.log(Severity::Error, format_args!("internal error: {}", text.unwrap_or("no text")));
     }
 
     pub fn log(&self, severity: Severity, text: std::fmt::Arguments) {

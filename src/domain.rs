@@ -7,7 +7,7 @@ use parking_lot::Mutex;
 use crate::context::Context;
 use crate::controls::broken;
 use crate::device::{Errno, Mw, Pd};
-use crate::id::{self, Kind};
+use crate::id::Kind;
 use crate::keys::KeyRing;
 use crate::pool::Pool;
 use crate::stats::{add, count};
@@ -68,7 +68,7 @@ pub struct PoolFigures {
 
 impl Context {
     pub fn domain(&self, domain: u64) -> Result<(u32, &Domain)> {
-        let (index, generation) = id::parse(Kind::Domain, domain).ok_or(Status::StaleId)?;
+        let (index, generation) = self.parse_id(Kind::Domain, domain).ok_or(Status::StaleId)?;
         let slot = self.domains.get(index).ok_or(Status::StaleId)?;
         if slot.generation.load(Ordering::Acquire) != generation || slot.body.lock().pd.is_none() {
             return Err(Status::StaleId);
@@ -102,7 +102,7 @@ impl Context {
             self.domains.give(index);
             return Err(status);
         }
-        Ok(id::make(Kind::Domain, index, slot.generation.load(Ordering::Acquire)))
+        Ok(self.make_id(Kind::Domain, index, slot.generation.load(Ordering::Acquire)))
     }
 
     /// May wait: deallocates the windows of the pool. Refused while a peer or region is open.
@@ -247,6 +247,7 @@ impl Context {
         window.domain.store(domain, Ordering::Release);
         let recalled = self.domains.at(domain).body.lock().pool.recall(rkey >> 8);
         *window.keys.lock() = recalled.unwrap_or_else(|| KeyRing::new(self.random.lock().next(), rkey as u8));
+        window.posted.store(0, Ordering::Relaxed);
         window.set_state(State::Free);
         self.rkeys.set(rkey >> 8, Some(index));
         Ok(index)

@@ -10,6 +10,7 @@ use crate::context::{Context, Severity};
 use crate::op::{OpBody, Outcome, Phase};
 use crate::status::Status;
 use crate::time::now_ns;
+use crate::window::OpId;
 
 /// Something that no call of the application's asked for.
 #[repr(C)]
@@ -129,9 +130,9 @@ impl Context {
     }
 
     /// An operation's last item ended.
-    pub fn op_done(&self, index: u32) {
-        if self.ops.at(index).body.lock().callback.is_some() {
-            self.to_call.lock().push_back(index);
+    pub fn op_done(&self, op: OpId) {
+        if self.op(op).body.lock().callback.is_some() {
+            self.to_call.lock().push_back(op);
             self.raise();
         } else {
             self.wake_sleepers();
@@ -140,8 +141,8 @@ impl Context {
 
     /// Waits for an operation that this call began, hands its outcomes to `read` and ends it. It
     /// lasts no longer than its deadline plus a kernel call under way.
-    pub fn wait(&self, index: u32, read: impl FnOnce(&OpBody, &[Outcome])) {
-        let op = self.ops.at(index);
+    pub fn wait(&self, id: OpId, read: impl FnOnce(&OpBody, &[Outcome])) {
+        let op = self.op(id);
         let (deadline, queues) = {
             let mut body = op.body.lock();
             (body.deadline, std::mem::take(&mut body.queues))
@@ -158,8 +159,13 @@ impl Context {
                 break;
             }
             if now_ns() >= deadline {
-                self.expire(index);
+                self.expire(id.index);
                 std::thread::yield_now();
+                continue;
+            }
+            let next = self.next_deadline.load(Ordering::Acquire);
+            if now_or_never(next) {
+                self.expire_all();
                 continue;
             }
             if progress {
@@ -169,7 +175,7 @@ impl Context {
             idle += 1;
             self.retry_posts();
             if queues.is_empty() {
-                self.sleep(|| op.is_done() || self.has_work(), deadline);
+                self.sleep(|| op.is_done() || self.has_work(), deadline.min(next));
             } else if idle < SPINS {
                 std::hint::spin_loop();
             } else {
@@ -182,13 +188,13 @@ impl Context {
             body.queues = queues;
             read(&body, &body.outcomes);
         }
-        self.end_op(index);
-        self.run_callbacks();
+        self.end_op(id);
+        self.after_completions();
     }
 
-    pub fn end_op(&self, index: u32) {
-        self.ops.at(index).body.lock().phase = Phase::Idle;
-        self.ops.give(index);
+    pub fn end_op(&self, op: OpId) {
+        self.op(op).body.lock().phase = Phase::Idle;
+        self.ops.give(op.index);
     }
 
     /// What follows after completions were taken, with no lock held.
@@ -208,8 +214,8 @@ impl Context {
 
     /// Calls back for the operations that ended and the events that happened, each once.
     pub fn run_callbacks(&self) {
-        while let Some(index) = { self.to_call.lock().pop_front() } {
-            self.call_back(index);
+        while let Some(op) = { self.to_call.lock().pop_front() } {
+            self.call_back(op);
         }
         while let Some(event) = { self.events.lock().pop_front() } {
             if let Some(on_event) = &self.on_event {
@@ -218,8 +224,8 @@ impl Context {
         }
     }
 
-    fn call_back(&self, index: u32) {
-        let op = self.ops.at(index);
+    fn call_back(&self, id: OpId) {
+        let op = self.op(id);
         let (callback, mut outcomes, mut status, detaches) = {
             let mut body = op.body.lock();
             let status = body.status();
@@ -234,7 +240,7 @@ impl Context {
         }
         outcomes.clear();
         op.body.lock().outcomes = outcomes;
-        self.end_op(index);
+        self.end_op(id);
     }
 
     pub fn event(&self, event: Event) {

@@ -7,12 +7,13 @@ use crate::context::{Context, Severity};
 use crate::controls::broken;
 use crate::device::{Errno, Qp};
 use crate::event::{Event, EventKind};
+use crate::id;
 use crate::op::{Kill, Outcome, Phase};
 use crate::peer::{Life, PeerBody};
 use crate::stats::count;
 use crate::status::{Proof, Status};
 use crate::time::now_ns;
-use crate::window::{NONE, State, Waiter};
+use crate::window::{NONE, OpId, State, Waiter};
 
 /// What a QP's state means for windows with a request outstanding.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -63,7 +64,7 @@ impl Context {
         let must_stop = batch.iter().any(|(_, under_way)| *under_way);
         let fenced = match qp {
             None => Fenced::Idle,
-            Some(qp) => self.fence_qp(qp, must_stop),
+            Some(qp) => self.fence_qp(index, qp, must_stop),
         };
         let mut outcomes: Vec<(u32, std::result::Result<(), Errno>)> = Vec::with_capacity(batch.len());
         for (window, under_way) in &batch {
@@ -98,14 +99,20 @@ impl Context {
     }
 
     /// Finds out whether the QP still executes; if it must not, moves it to ERR.
-    fn fence_qp(&self, qp: Qp, must_stop: bool) -> Fenced {
+    fn fence_qp(&self, index: u32, qp: Qp, must_stop: bool) -> Fenced {
         let state = qp.query().map(|facts| facts.state);
         match state {
             Ok(verbs::IBV_QPS_ERR) => Fenced::InErr,
             Ok(verbs::IBV_QPS_RESET | verbs::IBV_QPS_INIT) => Fenced::Idle,
             _ if !must_stop => Fenced::No,
             _ => match qp.move_to_err() {
-                Ok(()) => Fenced::InErr,
+                Ok(()) => {
+                    count(&self.counters.peers_killed);
+                    let qp_num = self.peers.at(index).qp_num.load(Ordering::Acquire);
+                    let peer = self.peer_id(index);
+                    self.event(Event { kind: EventKind::PeerKilled, qp_num, peer, grant: 0 });
+                    Fenced::InErr
+                }
                 Err(_) => Fenced::No,
             },
         }
@@ -128,10 +135,16 @@ impl Context {
     fn report_open(&self, window_index: u32, error: i32) {
         let window = self.windows.at(window_index);
         window.set_state(State::Uncertain);
-        let grant = crate::id::make(crate::id::Kind::Grant, window_index, window.right().generation);
+        self.mark_uncertain(window_index);
+        // Its key may still work: let it be found, unless the device has given the number away.
+        let number = window.device_rkey.load(Ordering::Acquire) >> 8;
+        if self.rkeys.get(number).is_none() {
+            self.rkeys.set(number, Some(window_index));
+        }
+        let grant = self.make_id(id::Kind::Grant, window_index, window.right().generation);
         let mut waiter = window.swap_revoke_waiter(None);
         while let Some(next) = waiter {
-            waiter = self.ops.at(next.op).behind(next.item);
+            waiter = self.op(next.op).behind(next.op.generation, next.item);
             self.end_item(next, Outcome { error, ..Outcome::failed(grant, Status::Open) });
         }
         self.log(Severity::Error, format_args!("grant {grant:#x} could not be proved gone: errno {error}"));
@@ -158,21 +171,23 @@ impl Context {
 
     /// Ends what an operation has left open: climbs the ladder for each of its items.
     pub fn expire(&self, index: u32) {
-        let (items, kill, queues) = {
+        let (items, generation, kill, queues) = {
             let body = self.ops.at(index).body.lock();
             if body.phase != Phase::Active || body.deadline > now_ns() {
                 return;
             }
             let open = body.items.iter().enumerate().filter(|(_, item)| !item.done);
             let items: Vec<_> = open.map(|(at, item)| (at as u32, item.window, item.generation)).collect();
-            (items, body.kill, body.queues.clone())
+            (items, body.generation(), body.kill, body.queues.clone())
         };
         // What has completed by now is no reason for anything.
         for queue in queues {
             self.poll_for_us(queue);
+            self.poll_for_us(queue);
         }
+        let op = OpId { index, generation };
         for (item, window, generation) in items {
-            self.expire_item(Waiter { op: index, item }, window, generation, kill);
+            self.expire_item(Waiter { op, item }, window, generation, kill);
         }
         self.run_fences();
     }
@@ -180,11 +195,12 @@ impl Context {
     fn expire_item(&self, waiter: Waiter, window_index: u32, generation: u32, kill: Kill) {
         if window_index == NONE {
             // The second half of a transfer, whose turn did not come in time.
-            self.end_item(waiter, Outcome::failed(0, Status::NotPosted));
+            let follows = self.op(waiter.op).end_unplaced(waiter.op.generation, waiter.item);
+            self.follow(waiter.op, follows);
             return;
         }
         if broken("ladder") {
-            let grant = crate::id::make(crate::id::Kind::Grant, window_index, generation);
+            let grant = self.make_id(id::Kind::Grant, window_index, generation);
             self.end_item(waiter, Outcome::failed(grant, Status::Open));
             return;
         }
@@ -213,14 +229,6 @@ impl Context {
                 self.to_deallocate(index, &mut body, window_index);
             }
             _ if !in_hand && (kill == Kill::Always || (kill == Kill::IfPolled && overdue)) => {
-                let qp_num = peer.qp_num.load(Ordering::Acquire);
-                count(&self.counters.peers_killed);
-                self.event(Event {
-                    kind: EventKind::PeerKilled,
-                    qp_num,
-                    peer: self.peer_id(index),
-                    grant: 0,
-                });
                 if body.life != Life::Gone {
                     body.life = Life::Dead;
                 }
@@ -229,10 +237,19 @@ impl Context {
             }
             _ => {
                 body.stuck |= overdue;
+                self.mark_uncertain(window_index);
                 self.unlink(window_index, waiter);
-                let grant = crate::id::make(crate::id::Kind::Grant, window_index, generation);
+                let grant = self.make_id(id::Kind::Grant, window_index, generation);
                 self.end_item(waiter, Outcome::failed(grant, Status::Open));
             }
+        }
+    }
+
+    /// A right that was reported as not proved gone: its memory is not granted again before it is.
+    fn mark_uncertain(&self, window_index: u32) {
+        let window = self.windows.at(window_index);
+        if !window.uncertain.swap(true, Ordering::Relaxed) {
+            self.regions.at(window.right().region).uncertain.fetch_add(1, Ordering::AcqRel);
         }
     }
 
@@ -244,7 +261,7 @@ impl Context {
         }
         body.stuck |= self.is_overdue(body, window_index);
         if let Some(waiter) = window.take_bind_waiter() {
-            let grant = crate::id::make(crate::id::Kind::Grant, window_index, window.right().generation);
+            let grant = self.make_id(id::Kind::Grant, window_index, window.right().generation);
             self.end_item(waiter, Outcome::failed(grant, Status::TimedOut));
         }
     }
@@ -260,13 +277,13 @@ impl Context {
     }
 
     /// The revocation of this operation that waits for the window.
-    pub fn waiter_of(&self, window: u32, op: u32) -> Option<Waiter> {
+    pub fn waiter_of(&self, window: u32, op: OpId) -> Option<Waiter> {
         let mut next = self.windows.at(window).revoke_waiter();
         while let Some(at) = next {
             if at.op == op {
                 return Some(at);
             }
-            next = self.ops.at(at.op).behind(at.item);
+            next = self.op(at.op).behind(at.op.generation, at.item);
         }
         None
     }
@@ -274,16 +291,16 @@ impl Context {
     /// Takes one revocation out of those that wait for the window. The peer's lock is held.
     pub fn unlink(&self, window_index: u32, waiter: Waiter) {
         let window = self.windows.at(window_index);
-        let behind = self.ops.at(waiter.op).behind(waiter.item);
+        let behind = self.op(waiter.op).behind(waiter.op.generation, waiter.item);
         let Some(first) = window.revoke_waiter() else { return };
         if first == waiter {
             window.swap_revoke_waiter(behind);
             return;
         }
         let mut at = first;
-        while let Some(next) = self.ops.at(at.op).behind(at.item) {
+        while let Some(next) = self.op(at.op).behind(at.op.generation, at.item) {
             if next == waiter {
-                self.ops.at(at.op).set_behind(at.item, behind);
+                self.op(at.op).set_behind(at.op.generation, at.item, behind);
                 return;
             }
             at = next;

@@ -11,7 +11,7 @@ use crate::peer::{Life, PeerBody};
 use crate::region::RegionFacts;
 use crate::stats::count;
 use crate::status::{Result, Status};
-use crate::window::{Right, State, Waiter};
+use crate::window::{MAX_ITEMS, OpId, Right, State, Waiter};
 
 /// A right that is asked for.
 #[derive(Clone, Copy, Debug)]
@@ -57,16 +57,16 @@ impl Context {
         if body.domain != facts.domain {
             return Err(Status::ForeignPd);
         }
-        self.check_peer(&mut body, request.access)?;
+        self.check_peer(peer, &mut body, request.access)?;
         if may_wait {
             self.check_may_wait(&body)?;
         }
         Ok(Checked { request: *request, peer, region, facts })
     }
 
-    fn check_peer(&self, body: &mut PeerBody, access: u32) -> Result<()> {
+    fn check_peer(&self, index: u32, body: &mut PeerBody, access: u32) -> Result<()> {
         if body.life == Life::Connecting || body.suspect {
-            self.refresh(body)?;
+            self.refresh(index, body)?;
         }
         match body.life {
             Life::Unused => return Err(Status::StaleId),
@@ -88,13 +88,14 @@ impl Context {
     pub fn place(&self, checked: &Checked, body: &mut PeerBody) -> Result<(u32, u64, u32)> {
         let request = &checked.request;
         self.peer(request.peer)?;
-        self.check_peer(body, request.access)?;
+        self.check_peer(checked.peer, body, request.access)?;
         let region = self.regions.at(checked.region);
         let alive = region.body.read();
         self.region(request.region)?;
         if alive.is_none() {
             return Err(Status::StaleId);
         }
+        self.check_certain(checked)?;
         let (index, rkey) = self.take_window(checked.facts.domain).ok_or(Status::PoolEmpty)?;
         let window = self.windows.at(index);
         let generation = window.right().generation;
@@ -114,14 +115,32 @@ impl Context {
         self.peers.at(checked.peer).grid.insert(index, request.addr, request.length);
         region.grid.insert(index, request.addr, request.length);
         count(&self.counters.grants);
-        Ok((index, id::make(id::Kind::Grant, index, generation), rkey))
+        Ok((index, self.make_id(id::Kind::Grant, index, generation), rkey))
+    }
+
+    /// Memory in which a right could not be proved gone is not granted again.
+    fn check_certain(&self, checked: &Checked) -> Result<()> {
+        let region = self.regions.at(checked.region);
+        if region.uncertain.load(Ordering::Acquire) == 0 {
+            return Ok(());
+        }
+        let (addr, length) = (checked.request.addr, checked.request.length);
+        let mut free = true;
+        region.grid.each_near(addr, length, |window| {
+            let place = self.windows.at(window);
+            let right = place.right();
+            let touches = right.region == checked.region && right.overlaps(addr, length);
+            free &= !(touches && place.uncertain.load(Ordering::Relaxed));
+        });
+        if free { Ok(()) } else { Err(Status::RangeUncertain) }
     }
 
     /// Begins an operation; `end_begin` must follow.
-    pub fn begin_op(&self, timeout_us: u64, kill: Kill, callback: Option<Callback>) -> Result<u32> {
-        let op = self.ops.take().ok_or(Status::TooMany)?;
+    pub fn begin_op(&self, timeout_us: u64, kill: Kill, callback: Option<Callback>) -> Result<OpId> {
+        let index = self.ops.take().ok_or(Status::TooMany)?;
         let deadline = self.deadline(timeout_us);
-        self.ops.at(op).begin(deadline, kill, callback);
+        let generation = self.ops.at(index).begin(deadline, kill, callback);
+        let op = OpId { index, generation };
         if self.next_deadline.fetch_min(deadline, Ordering::SeqCst) > deadline {
             self.wake_service();
         }
@@ -129,8 +148,8 @@ impl Context {
     }
 
     /// All items of an operation are under way.
-    pub fn end_begin(&self, op: u32) {
-        if self.ops.at(op).release() {
+    pub fn end_begin(&self, op: OpId) {
+        if self.op(op).release() {
             self.op_done(op);
         }
     }
@@ -157,8 +176,11 @@ impl Context {
         asked: &[A],
         timeout_us: u64,
         callback: Option<Callback>,
-    ) -> Result<u32> {
+    ) -> Result<OpId> {
         let may_wait = callback.is_none();
+        if asked.len() > MAX_ITEMS {
+            return Err(Status::TooMany);
+        }
         for one in asked {
             self.check_request(&one.request()?, may_wait)?;
         }
@@ -167,7 +189,7 @@ impl Context {
             let queued =
                 one.request().and_then(|request| self.begin_grant(op, &request, may_wait, asked.len() - at));
             if let Err(status) = queued {
-                self.ops.at(op).add_ended(Outcome::failed(0, status));
+                self.op(op).add_ended(Outcome::failed(0, status));
             }
         }
         self.pump_peers(op);
@@ -176,7 +198,7 @@ impl Context {
     }
 
     /// One request of an operation; `more` are to come, this one included.
-    fn begin_grant(&self, op: u32, request: &Request, may_wait: bool, more: usize) -> Result<()> {
+    fn begin_grant(&self, op: OpId, request: &Request, may_wait: bool, more: usize) -> Result<()> {
         let checked = self.check_request(request, may_wait)?;
         loop {
             match self.queue_grant(op, &checked) {
@@ -186,12 +208,12 @@ impl Context {
         }
     }
 
-    fn queue_grant(&self, op: u32, checked: &Checked) -> Result<()> {
+    fn queue_grant(&self, op: OpId, checked: &Checked) -> Result<()> {
         let mut body = self.peers.at(checked.peer).body.lock();
         let (window, grant, _) = self.place(checked, &mut body)?;
         let generation = self.windows.at(window).right().generation;
-        let item = self.ops.at(op).add_item(window, generation, grant);
-        self.ops.at(op).add_peer(checked.peer);
+        let item = self.op(op).add_item(window, generation, grant);
+        self.op(op).add_peer(checked.peer);
         self.await_queue(op, &body);
         self.push_bind(Waiter { op, item }, window, &mut body);
         Ok(())
@@ -201,20 +223,24 @@ impl Context {
     pub fn queue_bind(&self, waiter: Waiter, checked: &Checked, body: &mut PeerBody) -> Result<()> {
         let (window, grant, _) = self.place(checked, body)?;
         let generation = self.windows.at(window).right().generation;
-        self.ops.at(waiter.op).body.lock().set_window(waiter.item, window, generation, grant);
-        self.push_bind(waiter, window, body);
+        if self.op(waiter.op).set_window(waiter.op.generation, waiter.item, window, generation, grant) {
+            self.push_bind(waiter, window, body);
+        } else {
+            // Its operation has ended meanwhile.
+            self.never_bound(checked.peer, body, window, Outcome::failed(0, Status::NotPosted));
+        }
         Ok(())
     }
 
     pub fn push_bind(&self, waiter: Waiter, window: u32, body: &mut PeerBody) {
         self.windows.at(window).set_bind_waiter(Some(waiter));
-        body.pending.push_back(Work { window, kind: Kind::Bind });
+        body.pending.push_back(self.work(window, Kind::Bind));
     }
 
     /// A waiting call polls the queue where this peer's completions come, if it may.
-    pub fn await_queue(&self, op: u32, body: &PeerBody) {
+    pub fn await_queue(&self, op: OpId, body: &PeerBody) {
         if body.mode == Mode::Ours {
-            self.ops.at(op).add_queue(body.send_queue);
+            self.op(op).add_queue(body.send_queue);
         }
     }
 
@@ -266,7 +292,7 @@ impl Context {
             let (window, grant, rkey) = self.place(&Checked { request, peer, region, facts }, body)?;
             self.windows.at(window).prepared.store(true, Ordering::Relaxed);
             *outcome = Outcome::granted(grant, rkey);
-            works.push(Work { window, kind: Kind::Bind });
+            works.push(self.work(window, Kind::Bind));
         }
         Ok(())
     }

@@ -6,7 +6,7 @@ use parking_lot::Mutex;
 
 use crate::grant::Request;
 use crate::status::{Proof, Status};
-use crate::window::Waiter;
+use crate::window::{NONE, OP_GENERATIONS, Waiter};
 
 /// How one item ended.
 #[repr(C)]
@@ -79,6 +79,8 @@ pub struct Item {
 #[derive(Default)]
 pub struct OpBody {
     pub phase: Phase,
+    /// Which use of the slot this is: waiters of an earlier one mean nothing.
+    generation: u32,
     pub deadline: u64,
     pub kill: Kill,
     pub items: Vec<Item>,
@@ -109,10 +111,11 @@ impl Op {
     }
 
     /// Starts over. `remaining` begins at 1: the beginner's own hold, so that the operation can't
-    /// end while items are still being added.
-    pub fn begin(&self, deadline: u64, kill: Kill, callback: Option<Callback>) {
+    /// end while items are still being added. Returns the generation.
+    pub fn begin(&self, deadline: u64, kill: Kill, callback: Option<Callback>) -> u32 {
         let mut body = self.body.lock();
         body.phase = Phase::Active;
+        body.generation = (body.generation + 1) % OP_GENERATIONS;
         body.deadline = deadline;
         body.kill = kill;
         body.callback = callback;
@@ -124,6 +127,7 @@ impl Op {
         body.queues.clear();
         body.moves.clear();
         self.done.store(0, Ordering::Release);
+        body.generation
     }
 
     pub fn add_item(&self, window: u32, generation: u32, grant: u64) -> u32 {
@@ -180,19 +184,32 @@ impl Op {
     }
 
     /// Ends an item unless it has ended, and says what follows.
-    pub fn end_item(&self, item: u32, outcome: Outcome) -> Follows {
+    pub fn end_item(&self, generation: u32, item: u32, outcome: Outcome) -> Follows {
         let mut body = self.body.lock();
-        if !body.end(item, outcome) {
+        if body.generation != generation || !body.end(item, outcome) {
             return Follows::Nothing;
         }
         let moves = body.moves.len() as u32;
         if let Some(next) = item.checked_sub(moves).filter(|_| moves > 0) {
-            if outcome.status == Status::Ok {
+            if outcome.status == Status::Ok && !body.items[next as usize].done {
                 return Follows::Bind(next);
             }
             body.end(next, Outcome::failed(0, Status::NotPosted));
         }
         if self.finish_if_last(&mut body) { Follows::Done } else { Follows::Nothing }
+    }
+
+    /// The grant of a transfer whose turn did not come in time.
+    pub fn end_unplaced(&self, generation: u32, item: u32) -> Follows {
+        let mut body = self.body.lock();
+        let unplaced = body.items.get(item as usize).is_some_and(|entry| entry.window == NONE);
+        if body.generation == generation && unplaced {
+            body.end(item, Outcome::failed(0, Status::NotPosted));
+            if self.finish_if_last(&mut body) {
+                return Follows::Done;
+            }
+        }
+        Follows::Nothing
     }
 
     fn finish_if_last(&self, body: &mut OpBody) -> bool {
@@ -204,12 +221,49 @@ impl Op {
         false
     }
 
-    pub fn set_behind(&self, item: u32, behind: Option<Waiter>) {
-        self.body.lock().items[item as usize].behind = behind;
+    /// What waits behind an item, if this is still the same operation.
+    pub fn behind(&self, generation: u32, item: u32) -> Option<Waiter> {
+        let body = self.body.lock();
+        let known = body.generation == generation;
+        known.then(|| body.items.get(item as usize).and_then(|entry| entry.behind)).flatten()
     }
 
-    pub fn behind(&self, item: u32) -> Option<Waiter> {
-        self.body.lock().items.get(item as usize).and_then(|i| i.behind)
+    pub fn set_behind(&self, generation: u32, item: u32, behind: Option<Waiter>) {
+        let mut body = self.body.lock();
+        if body.generation == generation {
+            if let Some(entry) = body.items.get_mut(item as usize) {
+                entry.behind = behind;
+            }
+        }
+    }
+
+    /// The request of a transfer's grant that is still to be made.
+    pub fn next_move(&self, generation: u32, item: u32) -> Option<Request> {
+        let body = self.body.lock();
+        let open = body.items.get(item as usize).is_some_and(|entry| !entry.done && entry.window == NONE);
+        (body.generation == generation && open).then(|| body.moves.get(item as usize).copied()).flatten()
+    }
+
+    /// What an item waits for from now on. False if it has ended.
+    pub fn set_window(
+        &self,
+        generation: u32,
+        item: u32,
+        window: u32,
+        window_generation: u32,
+        grant: u64,
+    ) -> bool {
+        let mut body = self.body.lock();
+        if body.generation != generation {
+            return false;
+        }
+        let at = item as usize;
+        match body.items.get_mut(at) {
+            Some(entry) if !entry.done => (entry.window, entry.generation) = (window, window_generation),
+            _ => return false,
+        }
+        body.outcomes[at].grant = grant;
+        true
     }
 }
 
@@ -224,6 +278,10 @@ pub enum Follows {
 }
 
 impl OpBody {
+    pub fn generation(&self) -> u32 {
+        self.generation
+    }
+
     fn add_peer(&mut self, peer: u32) {
         if self.peers.last() != Some(&peer) {
             self.peers.push(peer);
@@ -245,13 +303,6 @@ impl OpBody {
         self.outcomes[item as usize] = outcome;
         self.remaining -= 1;
         true
-    }
-
-    /// What waits for an item's window from now on.
-    pub fn set_window(&mut self, item: u32, window: u32, generation: u32, grant: u64) {
-        let entry = &mut self.items[item as usize];
-        (entry.window, entry.generation) = (window, generation);
-        self.outcomes[item as usize].grant = grant;
     }
 
     /// The first outcome that is no success.

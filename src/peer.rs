@@ -11,10 +11,10 @@ use crate::context::Context;
 use crate::cq::Mode;
 use crate::device::{Cq, Qp};
 use crate::grid::Grid;
-use crate::id::{self, Kind};
+use crate::id::Kind;
 use crate::op::{Callback, Kill};
 use crate::status::{Result, Status};
-use crate::window::NONE;
+use crate::window::{NONE, OpId};
 
 /// What the application declares at attach.
 #[derive(Clone, Copy, Debug, Default)]
@@ -138,7 +138,7 @@ pub struct PeerFacts {
 
 impl Context {
     pub fn peer(&self, peer: u64) -> Result<(u32, &Peer)> {
-        let (index, generation) = id::parse(Kind::Peer, peer).ok_or(Status::StaleId)?;
+        let (index, generation) = self.parse_id(Kind::Peer, peer).ok_or(Status::StaleId)?;
         let slot = self.peers.get(index).ok_or(Status::StaleId)?;
         if slot.generation.load(Ordering::Acquire) != generation {
             return Err(Status::StaleId);
@@ -147,7 +147,7 @@ impl Context {
     }
 
     pub fn peer_id(&self, index: u32) -> u64 {
-        id::make(Kind::Peer, index, self.peers.at(index).generation.load(Ordering::Acquire))
+        self.make_id(Kind::Peer, index, self.peers.at(index).generation.load(Ordering::Acquire))
     }
 
     /// May wait: queries the QP.
@@ -241,7 +241,7 @@ impl Context {
     }
 
     /// Looks at the QP's state. A kernel call on most devices.
-    pub fn refresh(&self, body: &mut PeerBody) -> Result<()> {
+    pub fn refresh(&self, index: u32, body: &mut PeerBody) -> Result<()> {
         if !matches!(body.life, Life::Connecting | Life::Live) {
             return Ok(());
         }
@@ -255,7 +255,7 @@ impl Context {
                 Ok(())
             }
             verbs::IBV_QPS_ERR => {
-                body.life = Life::Dead;
+                self.peer_lost(index, body, Life::Dead);
                 Err(Status::PeerDead)
             }
             _ => Err(Status::NotConnected),
@@ -298,7 +298,7 @@ impl Context {
         self.begin_detach(peer, timeout_us, Some(callback)).map(|_| ())
     }
 
-    fn begin_detach(&self, peer: u64, timeout_us: u64, callback: Option<Callback>) -> Result<u32> {
+    fn begin_detach(&self, peer: u64, timeout_us: u64, callback: Option<Callback>) -> Result<OpId> {
         let (_, slot) = self.peer(peer)?;
         {
             let mut body = slot.body.lock();
@@ -310,7 +310,7 @@ impl Context {
             body.leaving = true;
         }
         let op = self.begin_op(timeout_us, Kill::Always, callback)?;
-        self.ops.at(op).body.lock().detaches = Some(peer);
+        self.op(op).body.lock().detaches = Some(peer);
         self.revoke_all_of(op, peer);
         self.end_begin(op);
         Ok(op)

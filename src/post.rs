@@ -12,7 +12,7 @@ use crate::op::Outcome;
 use crate::peer::{Life, PeerBody};
 use crate::stats::count;
 use crate::status::{Proof, Result, Status};
-use crate::window::{AHEAD, State};
+use crate::window::{AHEAD, OpId, State};
 
 /// What the application reports of a post that carried a prepared chain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -79,7 +79,8 @@ impl Context {
             state.works.clear();
             state.works.extend(body.pending.drain(..posted));
             state.posted = posted;
-            state.signaled = posted == n;
+            state.asked = if body.signal_all { posted } else { usize::from(posted == n) };
+            state.seen_of_asked = 0;
             state.begun = body.sequence;
             state.committed = body.sequence;
             state.seen = self.queues.at(body.send_queue).seen();
@@ -102,6 +103,16 @@ impl Context {
             self.drop_pending(index, body, Status::PostFailed, error.0);
         }
         false
+    }
+
+    /// A request for a window's present grant.
+    pub fn work(&self, window: u32, kind: Kind) -> Work {
+        Work { window, kind, generation: self.windows.at(window).right().generation }
+    }
+
+    /// Whether a request's grant has not ended meanwhile.
+    pub fn concerns(&self, work: Work) -> bool {
+        self.windows.at(work.window).right().generation == work.generation
     }
 
     fn note_posted(&self, work: Work) {
@@ -139,8 +150,7 @@ impl Context {
     /// What waits and can't be posted: binds fail, invalidates become deallocations.
     pub fn drop_pending(&self, index: u32, body: &mut PeerBody, status: Status, error: i32) {
         while let Some(work) = body.pending.pop_front() {
-            let window = self.windows.at(work.window);
-            if window.peer() != index {
+            if !self.concerns(work) {
                 continue;
             }
             match work.kind {
@@ -199,7 +209,7 @@ impl Context {
         body: &mut PeerBody,
         works: &[Work],
         signal: bool,
-        op: Option<u32>,
+        op: Option<OpId>,
         out: &mut [ibv_send_wr],
     ) -> Result<u64> {
         self.check_room(body, works.len())?;
@@ -230,18 +240,19 @@ impl Context {
         state.works.clear();
         state.works.extend_from_slice(works);
         state.posted = works.len();
-        state.signaled = signal;
+        state.signal = signal;
+        state.seen_of_asked = 0;
         state.begun = body.sequence;
         state.early = Early::Nothing;
         state.op = op;
         state.first_wr = out.as_ptr() as usize;
         state.seen = self.queues.at(body.send_queue).seen();
-        Ok(id::make(id::Kind::Token, slot, generation))
+        Ok(self.make_id(id::Kind::Token, slot, generation))
     }
 
     /// Where the application's work requests for a token lie, and how many there are.
     pub fn prepared_wrs(&self, token: u64) -> Result<(*const ibv_send_wr, usize)> {
-        let (slot, generation) = id::parse(id::Kind::Token, token).ok_or(Status::StaleId)?;
+        let (slot, generation) = self.parse_id(id::Kind::Token, token).ok_or(Status::StaleId)?;
         let chain = self.chains.get(slot).ok_or(Status::StaleId)?;
         let state = chain.body.lock();
         if chain.generation.load(Ordering::Acquire) != generation || state.stage != Stage::Prepared {
@@ -253,7 +264,7 @@ impl Context {
     /// The application posted, or tried to. Returns how many of the chain's work requests count
     /// as posted. Never waits.
     pub fn commit(&self, token: u64, outcome: Committed) -> Result<usize> {
-        let (slot, generation) = id::parse(id::Kind::Token, token).ok_or(Status::StaleId)?;
+        let (slot, generation) = self.parse_id(id::Kind::Token, token).ok_or(Status::StaleId)?;
         let chain = self.chains.get(slot).ok_or(Status::StaleId)?;
         let index = chain.peer.load(Ordering::Acquire);
         let peer = self.peers.get(index).ok_or(Status::StaleId)?;
@@ -274,14 +285,20 @@ impl Context {
         works.extend_from_slice(&state.works);
         state.works.truncate(posted);
         state.posted = posted;
-        state.signaled &= posted == all;
-        state.signaled |= state.works.last().is_some_and(|work| work.kind == Kind::Invalidate);
+        state.asked = match &state.works[..] {
+            all_posted if body.signal_all => all_posted.len(),
+            some => {
+                let invalidates = some.iter().filter(|work| work.kind == Kind::Invalidate).count();
+                let last_bind = some.last().is_some_and(|work| work.kind == Kind::Bind);
+                invalidates + usize::from(last_bind && posted == all && state.signal)
+            }
+        };
         state.committed = body.sequence;
         let op = state.op.take();
         let early = std::mem::take(&mut state.early);
         // What was seen of the queue before the post says nothing of what was posted.
         state.seen = self.queues.at(body.send_queue).seen();
-        for work in &works[..posted] {
+        for work in works[..posted].iter().filter(|work| self.concerns(**work)) {
             self.windows.at(work.window).prepared.store(false, Ordering::Relaxed);
             self.note_posted(*work);
         }
@@ -302,7 +319,7 @@ impl Context {
                 _ => self.revoke_bound(index, &mut body, &works[..posted]),
             }
         }
-        for work in &works[posted..] {
+        for work in works[posted..].iter().filter(|work| self.concerns(**work)) {
             self.not_posted(index, &mut body, *work, op);
         }
         works.clear();
@@ -319,14 +336,14 @@ impl Context {
     fn revoke_bound(&self, index: u32, body: &mut PeerBody, works: &[Work]) {
         for work in works {
             let window = self.windows.at(work.window);
-            if work.kind == Kind::Bind && window.revoke_waiter().is_some() {
+            if work.kind == Kind::Bind && self.concerns(*work) && window.revoke_waiter().is_some() {
                 self.start_revoke(index, body, work.window);
             }
         }
     }
 
     /// A prepared work request that the application did not post.
-    fn not_posted(&self, index: u32, body: &mut PeerBody, work: Work, op: Option<u32>) {
+    fn not_posted(&self, index: u32, body: &mut PeerBody, work: Work, op: Option<OpId>) {
         let window = self.windows.at(work.window);
         window.posted.fetch_sub(1, Ordering::Relaxed);
         window.prepared.store(false, Ordering::Relaxed);
@@ -339,7 +356,7 @@ impl Context {
                 window.set_state(State::Valid);
                 if let Some(waiter) = op.and_then(|op| self.waiter_of(work.window, op)) {
                     self.unlink(work.window, waiter);
-                    let grant = id::make(id::Kind::Grant, work.window, window.right().generation);
+                    let grant = self.make_id(id::Kind::Grant, work.window, window.right().generation);
                     self.end_item(waiter, Outcome::failed(grant, Status::NotPosted));
                 }
                 if window.revoke_waiter().is_some() || body.life != Life::Live {

@@ -8,7 +8,7 @@ use crate::context::Context;
 use crate::controls::broken;
 use crate::device::Mr;
 use crate::grid::Grid;
-use crate::id::{self, Kind};
+use crate::id::Kind;
 use crate::memory::Mapping;
 use crate::status::{Result, Status};
 
@@ -28,6 +28,8 @@ pub struct RegionOptions {
     pub block: u64,
     /// The application knows that the region's own rkey stays open.
     pub allow_open_parent: bool,
+    /// Memory of a device, or of another one's by dmabuf.
+    pub device_memory: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -41,6 +43,8 @@ pub struct RegionFacts {
     pub lkey: u32,
     pub huge_pages: bool,
     pub parent_open: bool,
+    /// A proof means that the memory is at rest.
+    pub at_rest: bool,
 }
 
 pub struct RegionBody {
@@ -63,6 +67,8 @@ pub struct Region {
     pub body: RwLock<Option<RegionBody>>,
     /// The open grants by range.
     pub grid: Grid,
+    /// How many of them were reported as not proved gone.
+    pub uncertain: AtomicU32,
     blocks: Mutex<Blocks>,
 }
 
@@ -104,7 +110,7 @@ impl RegionFacts {
 
 impl Context {
     pub fn region(&self, region: u64) -> Result<(u32, &Region)> {
-        let (index, generation) = id::parse(Kind::Region, region).ok_or(Status::StaleId)?;
+        let (index, generation) = self.parse_id(Kind::Region, region).ok_or(Status::StaleId)?;
         let slot = self.regions.get(index).ok_or(Status::StaleId)?;
         if slot.generation.load(Ordering::Acquire) != generation {
             return Err(Status::StaleId);
@@ -126,6 +132,12 @@ impl Context {
         let (index, slot) = self.domain(domain)?;
         if !slot.body.lock().stands_for(mr.pd()) {
             return Err(Status::ForeignPd);
+        }
+        let entered = (0..self.regions.len() as u32).any(|other| {
+            self.regions.at(other).body.read().as_ref().is_some_and(|known| known.facts.mr == mr)
+        });
+        if entered {
+            return Err(Status::AlreadyAttached);
         }
         let (lkey, _, length) = mr.extent();
         if options.access & (verbs::IBV_ACCESS_ZERO_BASED | verbs::IBV_ACCESS_ON_DEMAND) != 0 {
@@ -150,6 +162,9 @@ impl Context {
             lkey,
             huge_pages: false,
             parent_open,
+            at_rest: self.capabilities.memory_at_rest
+                && !options.device_memory
+                && options.access & verbs::IBV_ACCESS_RELAXED_ORDERING == 0,
         };
         self.region_add(facts, None, options.block)
     }
@@ -177,6 +192,7 @@ impl Context {
             lkey,
             huge_pages: mapping.is_huge(),
             parent_open: false,
+            at_rest: self.capabilities.memory_at_rest,
         };
         self.region_add(facts, Some(mapping), block)
     }
@@ -197,7 +213,7 @@ impl Context {
         *slot.blocks.lock() = Blocks { size: block, taken: vec![false; count], next: 0 };
         self.domains.at(facts.domain).body.lock().regions += 1;
         *slot.body.write() = Some(RegionBody { facts, mapping });
-        Ok(id::make(Kind::Region, index, slot.generation.load(Ordering::Acquire)))
+        Ok(self.make_id(Kind::Region, index, slot.generation.load(Ordering::Acquire)))
     }
 
     /// Takes a region off the books; success means that `ibv_dereg_mr` is safe, or was done for
@@ -231,6 +247,9 @@ impl Context {
         }
         let mut blocks = slot.blocks.lock();
         let total = blocks.taken.len();
+        if count > total {
+            return Err(Status::NoBlocks);
+        }
         let starts = (blocks.next..total).chain(0..blocks.next.min(total));
         let mut skip_below = 0;
         for start in starts {

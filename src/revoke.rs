@@ -9,7 +9,7 @@ use crate::op::{Callback, Kill, Outcome};
 use crate::peer::{Life, PeerBody};
 use crate::status::{Result, Status};
 use crate::transfer::Move;
-use crate::window::{AHEAD, NONE, State, Waiter};
+use crate::window::{AHEAD, MAX_ITEMS, NONE, OpId, State, Waiter};
 use std::sync::atomic::Ordering;
 
 impl Context {
@@ -98,7 +98,7 @@ impl Context {
         timeout_us: u64,
         kill: Kill,
         callback: Option<Callback>,
-    ) -> Result<u32> {
+    ) -> Result<OpId> {
         let mut found = self.gathered.lock().pop().unwrap_or_default();
         let result = self.windows_in(region, addr, length, &mut found).and_then(|()| {
             if callback.is_none() {
@@ -117,7 +117,7 @@ impl Context {
         result
     }
 
-    pub fn wait_for_all(&self, op: u32, read: impl FnOnce(&[Outcome])) -> Result<()> {
+    pub fn wait_for_all(&self, op: OpId, read: impl FnOnce(&[Outcome])) -> Result<()> {
         let mut status = Status::Ok;
         self.wait(op, |body, outcomes| {
             read(outcomes);
@@ -130,7 +130,7 @@ impl Context {
         if !self.thread_rules.load(Ordering::Acquire) {
             return Ok(());
         }
-        match id::parse(id::Kind::Grant, grant) {
+        match self.parse_id(id::Kind::Grant, grant) {
             Some((window, _)) if (window as usize) < self.windows.len() => self.check_waiting_window(window),
             _ => Ok(()),
         }
@@ -149,12 +149,15 @@ impl Context {
         timeout_us: u64,
         kill: Kill,
         callback: Option<Callback>,
-    ) -> Result<u32> {
+    ) -> Result<OpId> {
+        if grants.len() > MAX_ITEMS {
+            return Err(Status::TooMany);
+        }
         let op = self.begin_op(timeout_us, kill, callback)?;
         for (at, grant) in grants.iter().enumerate() {
             self.prefetch_grant(grants.get(at + AHEAD));
             if let Err(status) = self.add_grant(op, *grant) {
-                self.ops.at(op).add_ended(Outcome::failed(*grant, status));
+                self.op(op).add_ended(Outcome::failed(*grant, status));
             }
         }
         self.pump_peers(op);
@@ -163,32 +166,32 @@ impl Context {
     }
 
     fn prefetch_grant(&self, grant: Option<&u64>) {
-        let window = grant.and_then(|grant| id::parse(id::Kind::Grant, *grant));
+        let window = grant.and_then(|grant| self.parse_id(id::Kind::Grant, *grant));
         if let Some(window) = window.and_then(|(index, _)| self.windows.get(index)) {
             window.prefetch();
         }
     }
 
     /// Posts what an operation has put in line, peer by peer.
-    pub fn pump_peers(&self, op: u32) {
-        let peers = std::mem::take(&mut self.ops.at(op).body.lock().peers);
+    pub fn pump_peers(&self, op: OpId) {
+        let peers = std::mem::take(&mut self.op(op).body.lock().peers);
         for index in &peers {
             let mut body = self.peers.at(*index).body.lock();
             self.pump(*index, &mut body);
         }
-        self.ops.at(op).body.lock().peers = peers;
+        self.op(op).body.lock().peers = peers;
     }
 
     /// Adds one grant to a revocation and puts its LOCAL_INV in line; nothing is posted yet.
-    pub fn add_grant(&self, op: u32, grant: u64) -> Result<()> {
-        let (window, generation) = id::parse(id::Kind::Grant, grant).ok_or(Status::StaleId)?;
+    pub fn add_grant(&self, op: OpId, grant: u64) -> Result<()> {
+        let (window, generation) = self.parse_id(id::Kind::Grant, grant).ok_or(Status::StaleId)?;
         if window as usize >= self.windows.len() {
             return Err(Status::StaleId);
         }
         self.add_window(op, window, Some(generation))
     }
 
-    fn add_window(&self, op: u32, window_index: u32, generation: Option<u32>) -> Result<()> {
+    fn add_window(&self, op: OpId, window_index: u32, generation: Option<u32>) -> Result<()> {
         let window = self.windows.at(window_index);
         let owner = window.peer();
         let peer = self.peers.get(owner).ok_or(Status::StaleId)?;
@@ -201,7 +204,7 @@ impl Context {
     /// Makes the operation wait for the end of a window's grant. The peer's lock is held.
     fn attach(
         &self,
-        op: u32,
+        op: OpId,
         owner: u32,
         body: &mut PeerBody,
         window_index: u32,
@@ -217,10 +220,10 @@ impl Context {
         if self.waiter_of(window_index, op).is_some() {
             return Err(Status::Duplicate);
         }
-        let grant = id::make(id::Kind::Grant, window_index, right.generation);
+        let grant = self.make_id(id::Kind::Grant, window_index, right.generation);
         let outcome = Outcome { grant, ..Outcome::PENDING };
         let queue = (body.mode == Mode::Ours).then_some(body.send_queue);
-        self.ops.at(op).add_revocation(window_index, right.generation, outcome, owner, queue, |item| {
+        self.op(op).add_revocation(window_index, right.generation, outcome, owner, queue, |item| {
             window.swap_revoke_waiter(Some(Waiter { op, item }))
         });
         Ok(())
@@ -242,7 +245,7 @@ impl Context {
                         window.set_state(State::Revoking);
                     }
                     window.invalidate.store(true, Ordering::Relaxed);
-                    body.pending.push_back(Work { window: window_index, kind: Kind::Invalidate });
+                    body.pending.push_back(self.work(window_index, Kind::Invalidate));
                 } else if window.state() == State::Binding && !under_way {
                     self.never_bound(index, body, window_index, Outcome::failed(0, Status::NotPosted));
                 } else {
@@ -270,7 +273,7 @@ impl Context {
     }
 
     /// Adds all that a peer holds to a revocation.
-    pub fn revoke_all_of(&self, op: u32, peer: u64) {
+    pub fn revoke_all_of(&self, op: OpId, peer: u64) {
         let Ok((index, slot)) = self.peer(peer) else { return };
         let mut body = slot.body.lock();
         if self.peer(peer).is_err() {
@@ -287,15 +290,15 @@ impl Context {
         self.pump(index, &mut body);
     }
 
-    fn revoke_windows(&self, op: u32, windows: &[u32]) {
+    fn revoke_windows(&self, op: OpId, windows: &[u32]) {
         for window in windows {
             match self.add_window(op, *window, None) {
                 // One that has ended meanwhile is what was wanted.
                 Ok(()) | Err(Status::StaleId) => {}
                 Err(status) => {
                     let grant =
-                        id::make(id::Kind::Grant, *window, self.windows.at(*window).right().generation);
-                    self.ops.at(op).add_ended(Outcome::failed(grant, status));
+                        self.make_id(id::Kind::Grant, *window, self.windows.at(*window).right().generation);
+                    self.op(op).add_ended(Outcome::failed(grant, status));
                 }
             }
         }
@@ -344,7 +347,7 @@ impl Context {
             self.check_room(&body, 2)?;
             let (window, id, rkey) = self.place(&checked, &mut body)?;
             self.windows.at(window).prepared.store(true, Ordering::Relaxed);
-            works.push(Work { window, kind: Kind::Bind });
+            works.push(self.work(window, Kind::Bind));
             *out = Outcome::granted(id, rkey);
             let prepared = self
                 .begin_op(timeout_us, Kill::default(), Some(callback.unwrap_or(NOBODY)))
@@ -357,7 +360,7 @@ impl Context {
     }
 
     fn owner_of(&self, grant: u64) -> Result<u32> {
-        let (window, generation) = id::parse(id::Kind::Grant, grant).ok_or(Status::StaleId)?;
+        let (window, generation) = self.parse_id(id::Kind::Grant, grant).ok_or(Status::StaleId)?;
         let right = self.windows.get(window).ok_or(Status::StaleId)?.right();
         let known = right.generation == generation && self.peers.get(right.peer).is_some();
         if known { Ok(right.peer) } else { Err(Status::StaleId) }
@@ -372,7 +375,7 @@ impl Context {
         works: &mut Vec<Work>,
     ) -> Result<()> {
         for grant in grants {
-            let (window, generation) = id::parse(id::Kind::Grant, *grant).ok_or(Status::StaleId)?;
+            let (window, generation) = self.parse_id(id::Kind::Grant, *grant).ok_or(Status::StaleId)?;
             let right = self.windows.get(window).ok_or(Status::StaleId)?.right();
             if right.generation != generation || !right.state.is_open() {
                 return Err(Status::StaleId);
@@ -386,7 +389,7 @@ impl Context {
             if !self.is_untouched(window) {
                 return Err(Status::InProgress);
             }
-            works.push(Work { window, kind: Kind::Invalidate });
+            works.push(self.work(window, Kind::Invalidate));
         }
         self.check_thread(body)?;
         if body.life != Life::Live {
@@ -400,7 +403,7 @@ impl Context {
         &self,
         owner: u32,
         body: &mut PeerBody,
-        op: u32,
+        op: OpId,
         works: &[Work],
         wrs: &mut [verbs::ibv_send_wr],
         n: usize,
@@ -408,7 +411,7 @@ impl Context {
         let token = match self.prepare_chain(owner, body, works, true, Some(op), wrs) {
             Ok(token) => token,
             Err(status) => {
-                self.ops.at(op).body.lock().callback = None;
+                self.op(op).body.lock().callback = None;
                 self.end_op(op);
                 return Err(status);
             }
@@ -468,9 +471,9 @@ impl Context {
     }
 
     /// False, and nothing done, if the send queue can't be relied on.
-    fn queue_regrant(&self, op: u32, grant: u64, owner: u32, checked: &Checked) -> Result<bool> {
+    fn queue_regrant(&self, op: OpId, grant: u64, owner: u32, checked: &Checked) -> Result<bool> {
         let mut body = self.peers.at(owner).body.lock();
-        let (old, generation) = id::parse(id::Kind::Grant, grant).ok_or(Status::StaleId)?;
+        let (old, generation) = self.parse_id(id::Kind::Grant, grant).ok_or(Status::StaleId)?;
         let right = self.windows.at(old).right();
         if right.generation != generation || right.peer != owner {
             return Err(Status::StaleId);
@@ -488,7 +491,7 @@ impl Context {
         }
         self.start_revoke(owner, &mut body, old);
         let fresh = self.windows.at(window).right().generation;
-        let item = self.ops.at(op).add_item(window, fresh, id);
+        let item = self.op(op).add_item(window, fresh, id);
         self.push_bind(Waiter { op, item }, window, &mut body);
         self.pump(owner, &mut body);
         Ok(true)

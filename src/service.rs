@@ -23,8 +23,11 @@ impl Context {
         let stop = Arc::new(AtomicBool::new(false));
         let (context, stopped) = (Arc::clone(self), Arc::clone(&stop));
         let run = move || {
-            while !stopped.load(Ordering::Acquire) {
-                context.serve(&stopped);
+            while !stopped.load(Ordering::Acquire) && !context.is_poisoned() {
+                let round = std::panic::AssertUnwindSafe(|| context.serve(&stopped));
+                if let Err(panic) = std::panic::catch_unwind(round) {
+                    context.poison_by(&*panic);
+                }
             }
         };
         // The application's signal handlers run on its own threads.

@@ -95,6 +95,8 @@ pub enum Status {
     NoGrant = 65,
     /// No peer uses this completion queue.
     UnknownQueue = 67,
+    /// A right to part of the range was not proved gone: revoke that grant again.
+    RangeUncertain = 68,
     /// The queue pair or its completion queue belongs to another thread.
     WrongThread = 66,
 
@@ -200,6 +202,7 @@ texts!(Status {
     PeerDead: c"the queue pair is in an error state",
     PeerLeaving: c"the peer is being detached",
     UnknownQueue: c"no peer uses this completion queue",
+    RangeUncertain: c"a right to part of the range was not proved gone: revoke that grant again",
     WrongThread: c"the queue pair or its completion queue belongs to another thread",
     NoGrant: c"no open grant answers to this",
     TimedOut: c"the deadline passed; what the result's id names, if any, is open and must be revoked",

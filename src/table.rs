@@ -14,6 +14,8 @@ pub struct GrantFacts {
     pub peer: u64,
     pub qp_num: u32,
     pub right: Right,
+    /// A revocation was reported as not proved.
+    pub uncertain: bool,
 }
 
 impl Context {
@@ -27,7 +29,7 @@ impl Context {
         length: u64,
         access: u32,
     ) -> Result<Option<u64>> {
-        let (domain, generation) = id::parse(id::Kind::Domain, domain).ok_or(Status::StaleId)?;
+        let (domain, generation) = self.parse_id(id::Kind::Domain, domain).ok_or(Status::StaleId)?;
         let slot = self.domains.get(domain).ok_or(Status::StaleId)?;
         if slot.generation.load(Ordering::Acquire) != generation {
             return Err(Status::StaleId);
@@ -46,7 +48,7 @@ impl Context {
                 && self.is_usable(window, right.state)
                 && right.access & access == access
                 && right.covers(addr, length);
-            allowed.then(|| id::make(id::Kind::Grant, window, right.generation))
+            allowed.then(|| self.make_id(id::Kind::Grant, window, right.generation))
         }))
     }
 
@@ -67,7 +69,7 @@ impl Context {
     }
 
     pub fn grant_facts(&self, grant: u64) -> Result<GrantFacts> {
-        let (window, generation) = id::parse(id::Kind::Grant, grant).ok_or(Status::StaleId)?;
+        let (window, generation) = self.parse_id(id::Kind::Grant, grant).ok_or(Status::StaleId)?;
         let right = self.windows.get(window).ok_or(Status::StaleId)?.right();
         if right.generation != generation || !right.state.is_open() {
             return Err(Status::StaleId);
@@ -77,10 +79,11 @@ impl Context {
 
     fn facts_of(&self, window: u32, right: Right) -> GrantFacts {
         GrantFacts {
-            grant: id::make(id::Kind::Grant, window, right.generation),
+            grant: self.make_id(id::Kind::Grant, window, right.generation),
             peer: self.peers.get(right.peer).map_or(0, |_| self.peer_id(right.peer)),
             qp_num: self.peers.get(right.peer).map_or(0, |p| p.qp_num.load(Ordering::Acquire)),
             right,
+            uncertain: self.windows.at(window).uncertain.load(Ordering::Relaxed),
         }
     }
 
@@ -93,7 +96,7 @@ impl Context {
         let mut window = body.first_window;
         while window != NONE {
             if let Some(place) = out.get_mut(found) {
-                *place = id::make(id::Kind::Grant, window, self.windows.at(window).right().generation);
+                *place = self.make_id(id::Kind::Grant, window, self.windows.at(window).right().generation);
             }
             found += 1;
             window = self.windows.at(window).next.load(Ordering::Relaxed);
@@ -112,7 +115,7 @@ impl Context {
                 continue;
             }
             if let Some(free) = out.get_mut(found) {
-                *free = id::make(id::Kind::Grant, window, right.generation);
+                *free = self.make_id(id::Kind::Grant, window, right.generation);
             }
             found += 1;
         }
@@ -124,7 +127,7 @@ impl Context {
         let mut found = self.gathered.lock().pop().unwrap_or_default();
         let result = self.windows_in(region, addr, length, &mut found);
         for (place, window) in out.iter_mut().zip(&found) {
-            *place = id::make(id::Kind::Grant, *window, self.windows.at(*window).right().generation);
+            *place = self.make_id(id::Kind::Grant, *window, self.windows.at(*window).right().generation);
         }
         let n = found.len();
         found.clear();

@@ -5,7 +5,7 @@ use crate::context::Context;
 use crate::grant::Request;
 use crate::op::{Callback, Kill, Outcome};
 use crate::status::{Result, Status};
-use crate::window::{NONE, Waiter};
+use crate::window::{MAX_ITEMS, NONE, OpId, Waiter};
 
 /// A grant to end, and the right to hand out in its place.
 #[derive(Clone, Copy, Debug)]
@@ -42,8 +42,11 @@ impl Context {
         timeout_us: u64,
         kill: Kill,
         callback: Option<Callback>,
-    ) -> Result<u32> {
+    ) -> Result<OpId> {
         let may_wait = callback.is_none();
+        if moves.len() > MAX_ITEMS / 2 {
+            return Err(Status::TooMany);
+        }
         for (at, step) in moves.iter().enumerate() {
             self.check_request(&step.request, may_wait)?;
             self.grant_facts(step.grant)?;
@@ -55,16 +58,16 @@ impl Context {
             }
         }
         let op = self.begin_op(timeout_us, kill, callback)?;
-        self.ops.at(op).body.lock().moves.extend(moves.iter().map(|step| step.request));
+        self.op(op).body.lock().moves.extend(moves.iter().map(|step| step.request));
         for step in moves {
             if let Ok((_, slot)) = self.peer(step.request.peer) {
                 self.await_queue(op, &slot.body.lock());
             }
-            self.ops.at(op).add_item(NONE, 0, 0);
+            self.op(op).add_item(NONE, 0, 0);
         }
         for (at, step) in moves.iter().enumerate() {
             if let Err(status) = self.add_grant(op, step.grant) {
-                self.ops.at(op).add_ended(Outcome::failed(step.grant, status));
+                self.op(op).add_ended(Outcome::failed(step.grant, status));
                 self.end_item(Waiter { op, item: at as u32 }, Outcome::failed(0, Status::NotPosted));
             }
         }
@@ -95,22 +98,17 @@ impl Context {
         }
     }
 
-    /// The request of a grant's item.
-    fn next_request(&self, waiter: Waiter) -> Option<Request> {
-        let body = self.ops.at(waiter.op).body.lock();
-        let at = waiter.item as usize;
-        let open = body.items.get(at).is_some_and(|item| !item.done);
-        open.then(|| body.moves.get(at).copied()).flatten()
-    }
-
     fn next_domain(&self, waiter: Waiter) -> Result<u32> {
-        let request = self.next_request(waiter).ok_or(Status::StaleId)?;
+        let request =
+            self.op(waiter.op).next_move(waiter.op.generation, waiter.item).ok_or(Status::StaleId)?;
         Ok(self.region_facts(request.region)?.1.domain)
     }
 
     fn bind_next(&self, waiter: Waiter) -> Result<()> {
         // One that has ended meanwhile, at its deadline, is not bound any more.
-        let Some(request) = self.next_request(waiter) else { return Ok(()) };
+        let Some(request) = self.op(waiter.op).next_move(waiter.op.generation, waiter.item) else {
+            return Ok(());
+        };
         let checked = self.check_request(&request, false)?;
         let mut body = self.peers.at(checked.peer).body.lock();
         self.queue_bind(waiter, &checked, &mut body)?;

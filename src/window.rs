@@ -102,10 +102,27 @@ struct Hot {
 
 const CONFIRMED: u32 = 1 << 8;
 
-/// A revocation that waits for this window: an operation's index and the item in it.
-#[derive(Clone, Copy, PartialEq, Eq)]
+/// An operation's slot, and which use of it is meant.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OpId {
+    pub index: u32,
+    pub generation: u32,
+}
+
+/// Bits of a packed waiter: operation, generation, item.
+const OP_BITS: u32 = 20;
+const OP_GENERATION_BITS: u32 = 20;
+const ITEM_BITS: u32 = 24;
+
+/// Operations, and items of one, that a waiter can tell apart.
+pub const MAX_OPS: usize = 1 << OP_BITS;
+pub const MAX_ITEMS: usize = (1 << ITEM_BITS) - 1;
+pub const OP_GENERATIONS: u32 = 1 << OP_GENERATION_BITS;
+
+/// Who waits for this window: an operation and the item in it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Waiter {
-    pub op: u32,
+    pub op: OpId,
     pub item: u32,
 }
 
@@ -113,11 +130,21 @@ impl Waiter {
     const NOBODY: u64 = u64::MAX;
 
     fn pack(waiter: Option<Waiter>) -> u64 {
-        waiter.map_or(Self::NOBODY, |w| (w.op as u64) << 32 | w.item as u64)
+        waiter.map_or(Self::NOBODY, |w| {
+            let op = (w.op.index as u64) << OP_GENERATION_BITS | w.op.generation as u64;
+            op << ITEM_BITS | w.item as u64
+        })
     }
 
     fn unpack(raw: u64) -> Option<Waiter> {
-        (raw != Self::NOBODY).then_some(Waiter { op: (raw >> 32) as u32, item: raw as u32 })
+        let field = |shift: u32, bits: u32| (raw >> shift) as u32 & ((1 << bits) - 1);
+        (raw != Self::NOBODY).then(|| Waiter {
+            op: OpId {
+                index: field(ITEM_BITS + OP_GENERATION_BITS, OP_BITS),
+                generation: field(ITEM_BITS, OP_GENERATION_BITS),
+            },
+            item: field(0, ITEM_BITS),
+        })
     }
 }
 
@@ -145,6 +172,8 @@ pub struct Window {
     pub prepared: AtomicBool,
     /// Its LOCAL_INV is in line, prepared or posted: there is one for each bind.
     pub invalidate: AtomicBool,
+    /// A revocation was reported as not proved.
+    pub uncertain: AtomicBool,
     pub keys: Mutex<KeyRing>,
 }
 
@@ -162,6 +191,7 @@ impl Default for Window {
             posted: AtomicU32::new(0),
             prepared: AtomicBool::new(false),
             invalidate: AtomicBool::new(false),
+            uncertain: AtomicBool::new(false),
             bind_waiter: AtomicU64::new(Waiter::NOBODY),
             revoke_waiter: AtomicU64::new(Waiter::NOBODY),
         }

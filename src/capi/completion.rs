@@ -72,7 +72,8 @@ pub unsafe extern "C" fn mwctl_cq_gone(ctx: *mut mwctl_context, cq: *mut verbs::
     super::enter(ctx, |core| core.queues.forget(cq))
 }
 
-/// For an application that polls by itself: its last poll found the queue empty. Only then can the
+/// For an application that polls by itself: its last poll found the queue empty. Only after two
+/// such calls since a post (the poll before the first may have begun before the post) can the
 /// deadline of a revocation tell a lost completion from one that nobody has polled; without it, and
 /// without as many completions offered as the queue holds, no queue pair is moved to ERR, and the
 /// grant is reported as OPEN. UNKNOWN_QUEUE if no attached peer uses the queue.

@@ -40,6 +40,9 @@ pub unsafe extern "C" fn mwctl_context_open(
     ctx: *mut *mut mwctl_context,
 ) -> Status {
     fork::arm();
+    if fork::is_child() {
+        return Status::Forked;
+    }
     silence_panics();
     let open = || -> Result<()> {
         // SAFETY: the caller's pointers, as documented.
@@ -77,7 +80,9 @@ fn core_options(opts: mwctl_context_options) -> ContextOptions {
     ContextOptions { timeout_us: opts.timeout_us, log, on_event }
 }
 
-/// Ends the management. Refused with BUSY while a domain is open: nothing is leaked silently.
+/// Ends the management. Refused with BUSY while a domain is open: nothing is leaked silently; and
+/// with POISONED after an internal error: such a context stays as it is. Callbacks that are due
+/// come during the call.
 /// No other call on the context may be under way. NULL does nothing.
 /// Never waits.
 #[unsafe(no_mangle)]
@@ -87,7 +92,10 @@ pub unsafe extern "C" fn mwctl_context_close(ctx: *mut mwctl_context) -> Status 
     }
     let closed = enter(ctx, |core| {
         core.check_closable()?;
-        core.service_stop()
+        core.service_stop()?;
+        // What has ended is heard of before the end.
+        core.run_callbacks();
+        core.check_closable()
     });
     if closed == Status::Ok {
         // SAFETY: made by mwctl_context_open, and not used after this.
@@ -128,7 +136,8 @@ pub unsafe extern "C" fn mwctl_stats_get(ctx: *mut mwctl_context, stats: *mut St
 
 /// What to add before ibv_create_qp and ibv_create_cq for one peer with this budget (0: 16): the
 /// budget to cap->max_send_wr, and to *cqe of the queue pair's send CQ. Every send-queue entry of
-/// ours may use one completion-queue entry, an error's included. Either pointer may be NULL.
+/// ours may use one completion-queue entry, an error's included. Call it once for each peer of a
+/// shared CQ. Either pointer may be NULL.
 /// Never waits.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mwctl_size_queues(

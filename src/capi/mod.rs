@@ -27,7 +27,7 @@ mod question;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use crate::context::{Context, Severity};
+use crate::context::Context;
 use crate::fork;
 use crate::status::{Result, Status};
 
@@ -58,16 +58,10 @@ fn enter_or<R>(
     match catch_unwind(AssertUnwindSafe(|| body(core))) {
         Ok(result) => result,
         Err(panic) => {
-            core.poison();
-            core.log(Severity::Error, format_args!("internal error: {}", panic_text(&*panic)));
+            core.poison_by(&*panic);
             refused(Status::Poisoned)
         }
     }
-}
-
-fn panic_text(panic: &(dyn std::any::Any + Send)) -> &str {
-    let text = panic.downcast_ref::<&str>().copied();
-    text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("no text")
 }
 
 impl From<Result<()>> for Status {

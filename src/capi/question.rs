@@ -47,7 +47,7 @@ unsafe fn answer_grant(facts: GrantFacts, info: *mut mwctl_grant_info, size: usi
         qp_num: facts.qp_num,
         confirmed: right.confirmed.into(),
         revoking: matches!(right.state, State::Revoking | State::Invalidating | State::Deallocating).into(),
-        uncertain: (right.state == State::Uncertain).into(),
+        uncertain: facts.uncertain.into(),
     };
     // SAFETY: as documented.
     unsafe { answer(info, size, value) }

@@ -4,7 +4,14 @@ use super::types::*;
 use super::{answer, enter, options, out};
 use crate::device::Mr;
 use crate::region::RegionOptions;
-use crate::status::Status;
+use crate::status::{Result, Status};
+
+fn flag(given: u32) -> Result<bool> {
+    match given {
+        0 | 1 => Ok(given == 1),
+        _ => Err(Status::UnknownFlags),
+    }
+}
 
 /// Maps `length` bytes of zeroed memory and registers them with LOCAL_WRITE and MW_BIND alone:
 /// the region has no remote access of its own, and what a grant opens, its revocation closes. A
@@ -32,7 +39,7 @@ pub unsafe extern "C" fn mwctl_region_register(
 }
 
 /// Takes the application's region under management. It stays the application's, which must not
-/// deregister it before mwctl_region_detach. iova and access of the options must be what it was
+/// deregister it before mwctl_region_detach; ALREADY_ATTACHED if it is under management. iova and access of the options must be what it was
 /// registered with: struct ibv_mr carries neither, and a bind is checked against them. `size` is
 /// sizeof *opts.
 /// Never waits.
@@ -56,8 +63,12 @@ pub unsafe extern "C" fn mwctl_region_attach(
             iova: opts.iova,
             access: opts.access,
             block: opts.block_size,
-            allow_open_parent: opts.allow_open_parent != 0,
+            allow_open_parent: flag(opts.allow_open_parent)?,
+            device_memory: flag(opts.device_memory)?,
         };
+        if opts.reserved != 0 {
+            return Err(Status::UnknownFlags);
+        }
         *place = mwctl_region { id: core.region_attach(domain.id, mr, declared)? };
         Ok(())
     })
@@ -91,6 +102,8 @@ pub unsafe extern "C" fn mwctl_region_info_get(
             lkey: facts.lkey,
             huge_pages: facts.huge_pages.into(),
             parent_open: facts.parent_open.into(),
+            memory_at_rest: facts.at_rest.into(),
+            reserved: 0,
             block_size: blocks.size,
             blocks: blocks.count as u64,
             blocks_taken: blocks.taken as u64,

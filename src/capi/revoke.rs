@@ -32,7 +32,7 @@ fn call_done(function: usize, user: usize, status: Status, results: &[Outcome]) 
     }
 }
 
-/// Takes one right back. After success the key is dead: no access with it starts, and result says
+/// Takes one right back; at the deadline as KILL_ALLOWED below. After success the key is dead: no access with it starts, and result says
 /// by what proof. OPEN: not proved; the grant stays on the books and its memory out of use, and
 /// the call can be repeated. result may be NULL. timeout_us 0: the context's default.
 /// Verbs: IBV_WR_LOCAL_INV on the queue pair that the window is bound to. A client that goes on
@@ -57,7 +57,8 @@ pub unsafe extern "C" fn mwctl_revoke(
 /// and one signaled completion, all clients' chains in flight together. `results` may be NULL or
 /// has room for `n`, in order; a stale or doubled id has a status of its own there and does not
 /// keep the others from ending. `kill`: enum mwctl_kill. Returns the first status that is no
-/// success.
+/// success. A client that goes on writing can end the queue pair by that in the middle of its chain:
+/// the rest is then proved by QP_FENCED.
 /// May wait.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mwctl_revoke_batch(

@@ -79,7 +79,7 @@ pub struct mwctl_capabilities {
     pub max_mw: u32,
     /// IBV_ACCESS_REMOTE_* that a window carries on this device.
     pub rights: u32,
-    /// 1: once a revocation is proved, the host's memory is at rest. 0: what is proved is that
+    /// 1: once a revocation is proved, the host's memory is at rest (but see the regions' own). 0: what is proved is that
     /// no access starts; a byte of one under way may still change a moment later (soft-RoCE).
     pub memory_at_rest: u32,
     /// Bytes that one grant may cover.
@@ -142,6 +142,10 @@ pub struct mwctl_attach_options {
     pub allow_open_parent: u32,
     /// Bytes of a block; 0: 2 MiB.
     pub block_size: u64,
+    /// 1: a device's memory, or another device's by dmabuf. Proofs for it, and for a region with
+    /// RELAXED_ORDERING, say that access has stopped and no more.
+    pub device_memory: u32,
+    pub reserved: u32,
 }
 
 /// A region, and how its blocks stand.
@@ -157,6 +161,9 @@ pub struct mwctl_region_info {
     pub huge_pages: u32,
     /// 1 if the region's own rkey is open.
     pub parent_open: u32,
+    /// As mwctl_capabilities.memory_at_rest, for this region.
+    pub memory_at_rest: u32,
+    pub reserved: u32,
     pub block_size: u64,
     pub blocks: u64,
     pub blocks_taken: u64,
