@@ -66,6 +66,9 @@ unsafe impl Send for Context {}
 /// All contexts that are open.
 static OPEN: Mutex<Vec<&'static Context>> = Mutex::new(Vec::new());
 
+/// Those that were closed: kept, so that a late use is told from a wild pointer.
+static CLOSED: Mutex<Vec<&'static Context>> = Mutex::new(Vec::new());
+
 /// A fatal error was ordered: objects are no longer made, and destroying them is faked.
 static FATAL: AtomicBool = AtomicBool::new(false);
 
@@ -219,6 +222,7 @@ pub unsafe extern "C" fn ibv_close_device(context: *mut ibv_context) -> c_int {
             mr::destroy_all_of(context);
         }
         OPEN.lock().retain(|c| !std::ptr::eq(*c, context));
+        CLOSED.lock().push(context);
         context.live.end();
         context.events.close();
         Ok(())
