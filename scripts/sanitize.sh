@@ -6,11 +6,12 @@ usage() {
 	cat <<'END'
 usage: scripts/sanitize.sh [thread|address|all] [SECONDS]
 
-Builds libmwctl, the device in the process and the programs of tests/lib with the sanitizer in
-all three, and runs them: tests/lib/threads for SECONDS (60) under each, under the address
-sanitizer (with leaks) every other program too, and the random walk in proportion. First of all
-come controls, programs with a fault that must be reported. Exit status 0: all clean. Builds and
-logs are in target/sanitize-thread and target/sanitize-address.
+Builds libmwctl, the device in the process and their tests with the sanitizer in all three, and
+runs them: tests/lib/threads for SECONDS (60), the device's own tests, of the library's those with
+threads of their own or, under the address sanitizer (with leaks), all. With less than 60 SECONDS
+the random walk is shorter in proportion and the two longest are left out. First of all come
+controls, programs with a fault that must be reported. Exit status 0: all clean. Builds and logs
+are in target/sanitize-thread and target/sanitize-address.
 END
 }
 
@@ -29,8 +30,9 @@ root=$PWD
 # Under the thread sanitizer, beside threads: what has threads of its own.
 with_threads=(service completions)
 walk_steps=$((seconds * 20000 / 60))
-# Of one program beside threads.
-time_limit=600
+longest=(faults reuse)
+# Of one program beside threads, in seconds.
+time_limit=900
 
 passed=0 failed=0 skipped=0
 
@@ -86,7 +88,7 @@ compile() {
 # libraries find it there.
 link_program() {
 	clang -o "$out/bin/$1" "$out/objects/$1.o" "$out/objects/common.a" \
-		-L"$out/lib" -lmwctl -l:libibverbs.so.1 \
+		-L"$out/lib" -lmwctl -l:libibverbs.so.1 "${@:2}" \
 		-Wl,--whole-archive "$runtime" -Wl,--no-whole-archive -Wl,--export-dynamic \
 		-lpthread -ldl -lrt -lm -lresolv
 }
@@ -102,9 +104,13 @@ case " $* " in
 esac
 END
 	chmod +x "$out/cc"
+	# RUSTFLAGS unquoted: it is several words.
+	# shellcheck disable=SC2086
 	cargo_build mwctl cdylib && cargo_build mwctl-sim staticlib &&
 		cp "$built/libmwctl.so" "$out/lib/" &&
-		CC=$out/cc sim/abi/link.sh "$built/libmwctl_sim.a" "$out/lib"
+		CC=$out/cc sim/abi/link.sh "$built/libmwctl_sim.a" "$out/lib" &&
+		rustc $RUSTFLAGS -Copt-level=1 -Cdebuginfo=line-tables-only --edition 2021 \
+			--target "$target" --crate-type cdylib -o "$out/lib/libcontrol.so" tests/sanitize/once.rs
 }
 
 # A file of tests/lib with a header of its name serves the others.
@@ -115,11 +121,21 @@ build_programs() {
 		common+=("$out/objects/$(basename "$source" .c).o")
 		compile "${common[-1]}" "$source" || return
 	done
-	ar rcsD "$out/objects/common.a" "${common[@]}" || return
-	for source in tests/sanitize/*.c "${@/#/tests/lib/}"; do
-		name=$(basename "$source" .c)
+	ar rcsD "$out/objects/common.a" "${common[@]}" &&
+		compile "$out/objects/control.o" tests/sanitize/control.c &&
+		link_program control -lcontrol || return
+	for source in "${@/#/tests/lib/}" sim/tests/*.c; do
+		name=$(name_of "$source")
 		compile "$out/objects/$name.o" "$source" && link_program "$name" || return
 	done
+}
+
+# Of the program that a source file makes; two folders have some in common.
+name_of() {
+	local name
+	name=$(basename "$1" .c)
+	[[ $1 == sim/* ]] && name=sim-$name
+	echo "$name"
 }
 
 # ---- running ----
@@ -161,7 +177,7 @@ run() {
 	esac
 }
 
-# control FAULT REPORT SOURCE: the fault must be reported, as met in that source file of a library.
+# control FAULT REPORT SOURCE: the fault must be reported, as met in that source file.
 # A mem… function that the runtime puts in place of libc's sees code that was not instrumented, too:
 # that one does not count.
 control() {
@@ -189,13 +205,16 @@ sanitize() {
 	export RUSTFLAGS="-Zsanitizer=$kind -Cunsafe-allow-abi-mismatch=sanitizer -Cforce-frame-pointers=yes"
 	if [[ $kind == thread ]]; then
 		runtime=$runtimes/librustc-stable_rt.tsan.a reported=66
-		export TSAN_OPTIONS="exitcode=$reported"
+		export TSAN_OPTIONS="exitcode=$reported:suppressions='$root/scripts/tsan.supp':print_suppressions=0"
 		programs=(threads "${with_threads[@]}")
 	else
 		runtime=$runtimes/librustc-stable_rt.asan.a reported=99
 		export ASAN_OPTIONS="exitcode=$reported:detect_leaks=1:detect_stack_use_after_return=1:strict_string_checks=1"
 		for source in tests/lib/*.c; do
-			[[ -f ${source%.c}.h ]] || programs+=("$(basename "$source" .c)")
+			name=$(basename "$source" .c)
+			[[ -f ${source%.c}.h ]] && continue
+			[[ $seconds -lt 60 && " ${longest[*]} " == *" $name "* ]] && continue
+			programs+=("$name")
 		done
 	fi
 	[[ -f $runtime ]] || die "the Rust compiler has no $runtime"
@@ -206,11 +225,15 @@ sanitize() {
 	if [[ $kind == thread ]]; then
 		control race-library 'ThreadSanitizer: data race' src/capi/question.rs
 		control race-device 'ThreadSanitizer: data race' sim/src/scatter.rs
+		control race-once 'ThreadSanitizer: data race' tests/sanitize/once.rs
 	else
 		control freed-library 'AddressSanitizer: heap-use-after-free' src/capi/question.rs
 		control freed-device 'AddressSanitizer: heap-use-after-free' sim/src/scatter.rs
 		control leak-library 'LeakSanitizer: detected memory leaks' src/capi/context.rs
 	fi
+	for source in sim/tests/*.c; do
+		programs+=("$(name_of "$source")")
+	done
 	for name in "${programs[@]}"; do
 		case $name in
 		threads) run $((seconds + 120)) threads "$seconds" ;;

@@ -82,6 +82,22 @@ static void race_device(void)
 	free(both_write);
 }
 
+/* once.rs */
+void control_write_once(uint64_t value);
+
+static void *write_once(void *me)
+{
+	for (double until = rc_now() + RACE_S; rc_now() < until;)
+		control_write_once((uintptr_t)me);
+	return NULL;
+}
+
+/* Two threads write what a OnceLock holds: the suppression of its making must not hide that. */
+static void race_once(void)
+{
+	for_two(write_once);
+}
+
 static void freed_library(void)
 {
 	uint64_t *found = malloc(sizeof(*found));
@@ -119,9 +135,8 @@ static const struct {
 	const char *name;
 	void (*commit)(void);
 } faults[] = {
-	{"race-library", race_library},   {"race-device", race_device},
-	{"freed-library", freed_library}, {"freed-device", freed_device},
-	{"leak-library", leak_library},
+	{"race-library", race_library}, {"race-device", race_device},     {"race-once", race_once},
+	{"leak-library", leak_library}, {"freed-library", freed_library}, {"freed-device", freed_device},
 };
 
 int main(int argc, char **argv)
