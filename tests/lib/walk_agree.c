@@ -107,7 +107,7 @@ static void key_agrees(int server, const struct walk_key *key)
 
 	if (grant && grant->server == server) {
 		/* What was deallocated without being believed has no number any more. */
-		if (status == MWCTL_STATUS_NO_GRANT && grant->standing == WALK_LOOSE)
+		if (status == MWCTL_STATUS_NO_GRANT && walk_hurt(walk_peer_of(grant)) && walk_may_end(grant))
 			return;
 		WALK_AGREE(status == MWCTL_STATUS_OK && info.grant == grant->id,
 			   "mwctl_find_rkey(0x%x): expected grant 0x%llx, got \"%s\" 0x%llx", key->rkey,

@@ -11,7 +11,7 @@
  * read: there a short wait is many polls. */
 static uint64_t wait_us(void)
 {
-	static const uint64_t some[] = {0, 1000, 2000};
+	static const uint64_t some[] = {0, 300, 1000};
 
 	return walk.sim ? some[walk_below(3)] : 0;
 }

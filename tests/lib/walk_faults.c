@@ -240,7 +240,8 @@ void walk_fault_fatal(void)
 		mwctl_revoke(server->house.ctx, grant_id, 1000, &result);
 		walk_say(" server %d peer %d 0x%llx %s (%s)", peer->server, peer->index, (unsigned long long)grant_id,
 			 mwctl_status_text(result.status), mwctl_proof_text(result.proof));
-		WALK_AGREE(result.status != MWCTL_STATUS_OK || result.proof == MWCTL_PROOF_INVALIDATED,
+		WALK_AGREE(result.status != MWCTL_STATUS_OK || result.proof == MWCTL_PROOF_INVALIDATED ||
+				   result.proof == MWCTL_PROOF_NEVER_BOUND,
 			   "grant 0x%llx is proved gone by a device that fakes success: %s",
 			   (unsigned long long)grant_id, mwctl_proof_text(result.proof));
 		walk_revoked(peer->server, grant_id, &result, true);

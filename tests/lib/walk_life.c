@@ -12,7 +12,7 @@
 
 #define HOUSE_BYTES (256 << 10)
 #define BLOCKS 64
-#define WAIT_US 3000
+#define WAIT_US 1000
 #define LETTER 64
 #define ROUNDS 64                  /* after which only deadlines end what is under way */
 #define LONG_NS UINT64_C(61000000000)
@@ -188,13 +188,13 @@ static void is_off_the_books(struct walk_peer *peer)
 static mwctl_status detach_by_callback(struct walk_peer *peer)
 {
 	struct walk_server *server = &walk.server[peer->server];
-	struct walk_op *op = walk_op_begin(WALK_DETACH, peer->server, WAIT_US);
+	uint64_t timeout = walk.sim ? WAIT_US : 5000000;
+	struct walk_op *op = walk_op_begin(WALK_DETACH, peer->server, timeout);
 	double limit = rc_now() + RC_DEADLINE_S;
 
 	if (!op)
 		return MWCTL_STATUS_BUSY;
-	HOUSE_OK(mwctl_peer_detach_start(server->house.ctx, peer->id, walk.sim ? WAIT_US : 5000000, walk_op_done,
-					 op));
+	HOUSE_OK(mwctl_peer_detach_start(server->house.ctx, peer->id, timeout, walk_op_done, op));
 	walk_op_started(op);
 	walk_op_awaits_all(op, is_of, peer);
 	while (op->active) {
@@ -246,6 +246,10 @@ void walk_leave(struct walk_peer *peer)
 	if (status != MWCTL_STATUS_OK) {
 		WALK_AGREE(walk_hurt(peer), "the detach of server %d peer %d, which is well: %s", peer->server,
 			   peer->index, mwctl_status_text(status));
+		/* Each of its grants may have been reported open. */
+		for (int i = 0; i < walk.server[peer->server].n_open; i++)
+			if (walk.server[peer->server].open[i]->peer == peer->index)
+				walk.server[peer->server].open[i]->standing = WALK_LOOSE;
 		walk_agree_peer(peer);
 		walk_faults_release(NULL);
 		/* Kinds that fail a call may strike no more: now it must do. */
