@@ -12,7 +12,5 @@ struct fc_report {
 
 /* Ends the process by a failed check where something is not as documented. */
 void fc_play(const struct fc_case *c, struct fc_report *report);
-/* The one outcome that a result stands for. */
-enum fc_outcome fc_outcome_of(const mwctl_result *result, bool granted);
 
 #endif
