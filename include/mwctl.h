@@ -30,7 +30,8 @@
  *
  *   Threads    Every call may be made from any thread at any time, but for mwctl_context_close.
  *   Waiting    Each call says whether it *never waits* (for the network or another thread) or
- *              *may wait*. A server can be written with the first kind alone.
+ *              *may wait*. A server can be written with the first kind alone, but for opening,
+ *              attaching and closing, whose only waits are kernel calls.
  *   Ids        Domains, regions, peers, tokens and grants are numbers. A stale one is refused
  *              with STALE_ID; it never means something else. 0 names nothing.
  *   Sizes      Structs of options and answers go with their size: zero-fill them, set what you
@@ -219,16 +220,19 @@ enum mwctl_proof
 typedef int32_t mwctl_proof;
 #endif // __cplusplus
 
-// Who polls a completion queue.
+// Who polls a queue pair's completion queues, the one for sends and the one for receives: a client's
+// SEND_WITH_INV shows in the latter alone. If the library doesn't get to see it, a revocation
+// invalidates a second time, which costs the queue pair, and on rxe of Linux 6.1 the kernel.
 enum mwctl_polling
 #ifdef __cplusplus
   : int32_t
 #endif // __cplusplus
  {
-  // Everyone polls this CQ through mwctl_poll_cq. A waiting call may poll it as well and keeps
+  // Everyone polls them through mwctl_poll_cq. A waiting call may poll as well and keeps
   // the application's completions for its next mwctl_poll_cq.
   MWCTL_POLLING_OURS = 0,
-  // The application polls and offers each completion to mwctl_take_wc; the library never polls.
+  // The application polls and offers each completion to mwctl_take_wc, of both queues before it
+  // revokes; the library never polls.
   MWCTL_POLLING_YOURS = 1,
 };
 #ifndef __cplusplus
@@ -446,7 +450,7 @@ typedef struct mwctl_peer_options {
   // enum mwctl_polling.
   int32_t polling;
   // For polling YOURS: the thread that polls, as pthread_self() returns it. A waiting call on
-  // that thread is refused with WOULD_DEADLOCK. 0: not declared.
+  // that thread that waits for a completion is refused with WOULD_DEADLOCK. 0: not declared.
   uint64_t polling_thread;
   // For a queue pair or CQ whose provider's locks are off (a thread domain, a single-threaded
   // CQ): the thread that posts and polls, as pthread_self() returns it. Others are refused with
@@ -479,8 +483,10 @@ typedef struct mwctl_result {
   int32_t error;
 } mwctl_result;
 
-// Hears how an asynchronous call ended: the first status that is no success, and each item's
-// result, valid during the call. Called exactly once, with no lock held, from mwctl_poll_cq,
+// Hears how an asynchronous call ended. OK from that call means that it began; then this comes
+// exactly once, never from inside that call. On any other status nothing began and it does not
+// come. `n` may be 0. What it hears: the first status that is no success, and each item's
+// result, valid during the call. Called with no lock held, from mwctl_poll_cq,
 // mwctl_take_wc, mwctl_tick or a waiting call, on whichever thread that is; it may call back
 // into the library.
 typedef void (*mwctl_done_fn)(void *user,
@@ -798,7 +804,8 @@ mwctl_status mwctl_regrant(struct mwctl_context *ctx,
 
 // Takes one right back; at the deadline as KILL_ALLOWED below. After success the key is dead: no access with it starts, and result says
 // by what proof. OPEN: not proved; the grant stays on the books and its memory out of use, and
-// the call can be repeated. result may be NULL. timeout_us 0: the context's default.
+// the call can be repeated. STALE_ID: nothing is open under this id any more, it was revoked before
+// or its client gave it back (an event says so). result may be NULL. timeout_us 0: the context's default.
 // Verbs: IBV_WR_LOCAL_INV on the queue pair that the window is bound to. A client that goes on
 // using the key gets IBV_WC_REM_ACCESS_ERR, and both queue pairs go to ERR.
 // May wait.

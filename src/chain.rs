@@ -119,6 +119,8 @@ pub struct ChainBody {
     pub works: Vec<Work>,
     /// The first so many are posted.
     pub posted: usize,
+    /// The post's outcome is unclear: only its own completion tells that it was posted.
+    pub unclear: bool,
     /// Whether the last one of a prepared chain asks for a completion.
     pub signal: bool,
     /// Completions that the posted ones ask for, and how many of them came.

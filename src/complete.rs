@@ -26,11 +26,21 @@ impl Context {
         });
         match ours {
             Some((id, chain)) => self.take_ours(id.slot, id.generation, id.position, chain, seen.success),
+            None if self.is_forgotten(seen.wr_id) => {
+                count(&self.counters.late_completions);
+                true
+            }
             None => {
                 self.observe(seen);
                 false
             }
         }
+    }
+
+    /// A completion of a chain that was given up so long ago that its number is in use again.
+    fn is_forgotten(&self, wr_id: u64) -> bool {
+        self.forgets_chains.load(Ordering::Acquire)
+            && self.wr_ids.parse(wr_id).is_some_and(|id| (id.slot as usize) < self.chains.len())
     }
 
     fn take_ours(&self, slot: u32, generation: u32, position: u32, chain: &Chain, success: bool) -> bool {
@@ -80,15 +90,20 @@ impl Context {
         }
         body.suspect = false;
         let begun = self.chains.at(slot).body.lock().begun;
-        while let Some(&earlier) = body.outstanding.front() {
-            let due = {
+        let mut at = 0;
+        while let Some(&earlier) = body.outstanding.get(at) {
+            let (before, unclear) = {
                 let state = self.chains.at(earlier).body.lock();
-                earlier != slot && state.committed < begun
+                (earlier != slot && state.committed < begun, state.unclear)
             };
-            if !due {
+            if !before {
                 break;
             }
-            body.outstanding.pop_front();
+            if unclear {
+                at += 1;
+                continue;
+            }
+            body.outstanding.remove(at);
             self.settle(index, body, earlier);
         }
         if let Some(at) = body.outstanding.iter().position(|other| *other == slot) {
@@ -257,7 +272,7 @@ impl Context {
                 if let Some(waiter) = window.take_bind_waiter() {
                     self.end_item(waiter, Outcome::failed(0, Status::BindFailed));
                 }
-                self.to_deallocate(index, body, work.window);
+                self.to_deallocate(index, body, work.window, true);
             }
             self.chains.at(slot).body.lock().works = works;
             self.drop_chain(slot);
@@ -290,6 +305,7 @@ impl Context {
         if dropped.len() > DROPPED {
             if let Some(oldest) = dropped.pop_front() {
                 drop(dropped);
+                self.forgets_chains.store(true, Ordering::Release);
                 self.free_chain(oldest);
             }
         }
@@ -343,7 +359,6 @@ impl Context {
         let in_hand = right.state == State::Invalidating && window.prepared.load(Ordering::Relaxed);
         if in_hand || matches!(right.state, State::Valid | State::Binding | State::Revoking) {
             self.bound(index);
-            body.pending.retain(|work| work.window != index);
             self.close_window(owner, &mut body, index, Proof::PeerInvalidated, false);
         }
         drop(body);

@@ -96,6 +96,8 @@ pub struct Context {
     pub events: Mutex<std::collections::VecDeque<Event>>,
     /// Chains that were given up, for their late completions.
     pub dropped: Mutex<std::collections::VecDeque<u32>>,
+    /// More chains were given up than are remembered.
+    pub forgets_chains: AtomicBool,
     /// A post was refused for lack of room.
     pub wants_retry: AtomicBool,
     /// The earliest deadline of an operation under way; too early does no harm.
@@ -156,6 +158,7 @@ impl Context {
             to_call: Mutex::default(),
             events: Mutex::default(),
             dropped: Mutex::default(),
+            forgets_chains: AtomicBool::new(false),
             wants_retry: AtomicBool::new(false),
             next_deadline: AtomicU64::new(u64::MAX),
             fatal: AtomicBool::new(false),

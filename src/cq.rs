@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 use std::mem::MaybeUninit;
-use std::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 
 use parking_lot::Mutex;
 use verbs::{ibv_cq, ibv_wc};
@@ -44,6 +44,8 @@ pub struct Queue {
     offered: AtomicU64,
     /// Completions that it can hold.
     entries: AtomicU64,
+    /// The application has polled it through us.
+    adopted: AtomicBool,
     body: Mutex<QueueBody>,
 }
 
@@ -166,6 +168,7 @@ impl Queues {
         }
         let Some((mut place, _)) = self.place_of(cq) else { return };
         queue.cq.store(std::ptr::null_mut(), Ordering::Release);
+        queue.adopted.store(false, Ordering::Relaxed);
         self.table[place].store(GONE, Ordering::Release);
         // At the end of a run nothing lies behind: the run gets shorter.
         while self.table[place].load(Ordering::Relaxed) == GONE
@@ -234,6 +237,7 @@ impl Context {
             out[*filled].write(kept);
             *filled += 1;
         }
+        queue.adopted.store(true, Ordering::Relaxed);
         let result = self.poll_device(cq, Some(queue), out, filled);
         let idle = body.peers == 0 && body.kept.is_empty();
         drop(body);
@@ -306,6 +310,21 @@ impl Context {
             queue.emptied.fetch_add(1, Ordering::Release);
         }
         got > 0
+    }
+
+    /// Looks for what clients did by themselves, a SEND_WITH_INV above all, before their windows are
+    /// invalidated: only in queues that the application polls through us.
+    pub fn look_at(&self, index: u32) {
+        let queue = self.queues.at(index);
+        if queue.adopted.load(Ordering::Relaxed) {
+            // As many as were there when this began, and some.
+            let most = queue.entries.load(Ordering::Acquire) / POLLED as u64 + 1;
+            for _ in 0..most {
+                if !self.poll_for_us(index) {
+                    break;
+                }
+            }
+        }
     }
 
     /// The application saw the queue empty. Never waits.

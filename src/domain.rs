@@ -38,6 +38,8 @@ pub struct DomainBody {
     aliases: Vec<usize>,
     options: DomainOptions,
     pub pool: Pool,
+    /// Being closed: nothing more is entered.
+    pub closing: bool,
     pub peers: usize,
     pub regions: usize,
     /// A caller that may not wait found the pool empty.
@@ -109,19 +111,31 @@ impl Context {
     pub fn domain_close(&self, domain: u64) -> Result<()> {
         let (index, slot) = self.domain(domain)?;
         {
-            let body = slot.body.lock();
+            let mut body = slot.body.lock();
+            self.domain_alive(domain, &body)?;
             if body.peers + body.regions > 0 {
                 return Err(Status::Busy);
             }
+            body.closing = true;
         }
         let left = self.domain_drain(index);
+        let mut body = slot.body.lock();
         if left > 0 {
+            body.closing = false;
             return Err(Status::VerbsError);
         }
-        slot.body.lock().pd = None;
+        body.pd = None;
+        drop(body);
         slot.generation.fetch_add(1, Ordering::AcqRel);
         self.domains.give(index);
         Ok(())
+    }
+
+    /// Whether a domain is still the one that is meant, and stays. Its lock is held.
+    pub fn domain_alive(&self, domain: u64, body: &DomainBody) -> Result<()> {
+        let (index, generation) = self.parse_id(Kind::Domain, domain).ok_or(Status::StaleId)?;
+        let same = self.domains.at(index).generation.load(Ordering::Acquire) == generation;
+        if same && body.pd.is_some() && !body.closing { Ok(()) } else { Err(Status::StaleId) }
     }
 
     /// Deallocates the pool's windows; returns how many could not be.

@@ -42,6 +42,8 @@ pub enum EventKind {
 pub struct Signal {
     fd: OwnedFd,
     raised: AtomicBool,
+    /// Held while `raised` and the descriptor change together.
+    level: Mutex<()>,
     /// There is something for the service thread.
     work: AtomicBool,
     sleepers: AtomicU32,
@@ -62,6 +64,7 @@ impl Signal {
         Some(Signal {
             fd,
             raised: AtomicBool::new(false),
+            level: Mutex::new(()),
             work: AtomicBool::new(false),
             sleepers: AtomicU32::new(0),
             lock: Mutex::new(()),
@@ -93,6 +96,11 @@ impl Context {
 
     /// There is something that only the application can do.
     pub fn raise_fd(&self) {
+        // Whoever lowers looks for work afterwards: what was put in line before this is found then.
+        if self.signal.raised.load(Ordering::Acquire) {
+            return;
+        }
+        let _level = self.signal.level.lock();
         if !self.signal.raised.swap(true, Ordering::AcqRel) {
             let one = 1u64.to_ne_bytes();
             // SAFETY: eight bytes to an eventfd of ours. It can't fail but by a full counter,
@@ -102,6 +110,7 @@ impl Context {
     }
 
     fn lower(&self) {
+        let _level = self.signal.level.lock();
         if self.signal.raised.swap(false, Ordering::AcqRel) {
             let mut count = [0u8; 8];
             // SAFETY: eight bytes from an eventfd of ours, which does not block.

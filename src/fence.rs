@@ -15,6 +15,16 @@ use crate::status::{Proof, Status};
 use crate::time::now_ns;
 use crate::window::{NONE, OpId, State, Waiter};
 
+/// A window in line for deallocation.
+#[derive(Clone, Copy)]
+pub struct Fence {
+    window: u32,
+    /// A request for it may be outstanding: the QP must be in ERR first.
+    under_way: bool,
+    /// The QP may be moved there.
+    may_move: bool,
+}
+
 /// What a QP's state means for windows with a request outstanding.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Fenced {
@@ -28,7 +38,7 @@ enum Fenced {
 
 impl Context {
     /// Puts a window in line for deallocation. The peer's lock is held.
-    pub fn to_deallocate(&self, index: u32, body: &mut PeerBody, window_index: u32) {
+    pub fn to_deallocate(&self, index: u32, body: &mut PeerBody, window_index: u32, may_move: bool) {
         let window = self.windows.at(window_index);
         // What the application may still post for it is taken up at the commit or abort.
         if window.state() == State::Deallocating || window.prepared.load(Ordering::Relaxed) {
@@ -36,7 +46,7 @@ impl Context {
         }
         let under_way = window.posted.load(Ordering::Relaxed) > 0;
         window.set_state(State::Deallocating);
-        body.fence.push((window_index, under_way));
+        body.fence.push(Fence { window: window_index, under_way, may_move });
         if !body.fencing && body.fence.len() == 1 {
             self.to_fence.lock().push_back(index);
             self.raise();
@@ -61,13 +71,13 @@ impl Context {
             let qp = if body.life == Life::Gone { None } else { body.qp };
             (std::mem::take(&mut body.fence), qp)
         };
-        let must_stop = batch.iter().any(|(_, under_way)| *under_way);
+        let must_stop = batch.iter().any(|fence| fence.under_way && fence.may_move);
         let fenced = match qp {
             None => Fenced::Idle,
             Some(qp) => self.fence_qp(index, qp, must_stop),
         };
         let mut outcomes: Vec<(u32, std::result::Result<(), Errno>)> = Vec::with_capacity(batch.len());
-        for (window, under_way) in &batch {
+        for Fence { window, under_way, .. } in &batch {
             let result = if *under_way && fenced == Fenced::No {
                 Err(Errno(libc::EBUSY))
             } else if self.windows.at(*window).mw.load(Ordering::Acquire).is_null() {
@@ -90,6 +100,11 @@ impl Context {
                 Ok(()) => self.report_open(window, libc::EIO),
                 Err(error) => self.report_open(window, error.0),
             }
+        }
+        if must_stop && fenced == Fenced::No && body.life == Life::Dead {
+            // It could not be moved, and lives.
+            body.life = Life::Live;
+            body.suspect = true;
         }
         body.fencing = false;
         if !body.fence.is_empty() {
@@ -225,15 +240,14 @@ impl Context {
         match right.state {
             State::Deallocating => {}
             State::Revoking if !under_way => {
-                body.pending.retain(|work| work.window != window_index);
-                self.to_deallocate(index, &mut body, window_index);
+                self.to_deallocate(index, &mut body, window_index, false);
             }
             _ if !in_hand && (kill == Kill::Always || (kill == Kill::IfPolled && overdue)) => {
                 if body.life != Life::Gone {
                     body.life = Life::Dead;
                 }
                 self.peer_lost(index, &mut body, Life::Dead);
-                self.to_deallocate(index, &mut body, window_index);
+                self.to_deallocate(index, &mut body, window_index, true);
             }
             _ => {
                 body.stuck |= overdue;

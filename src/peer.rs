@@ -10,6 +10,7 @@ use crate::chain::Work;
 use crate::context::Context;
 use crate::cq::Mode;
 use crate::device::{Cq, Qp};
+use crate::fence::Fence;
 use crate::grid::Grid;
 use crate::id::Kind;
 use crate::op::{Callback, Kill};
@@ -93,8 +94,8 @@ pub struct PeerBody {
     /// The first of the windows bound, or about to be, to this peer.
     pub first_window: u32,
     pub windows: usize,
-    /// Windows to deallocate, and whether the QP must be in ERR first.
-    pub fence: Vec<(u32, bool)>,
+    /// Windows to deallocate.
+    pub fence: Vec<Fence>,
     pub fencing: bool,
 }
 
@@ -121,6 +122,7 @@ pub struct Peer {
     pub generation: AtomicU32,
     pub qp_num: AtomicU32,
     pub domain: AtomicU32,
+    pub recv_queue: AtomicU32,
     pub body: Mutex<PeerBody>,
     /// The grants by range.
     pub grid: Grid,
@@ -189,17 +191,28 @@ impl Context {
                 return Err(status);
             }
         };
+        let entered = {
+            let mut domain_body = domain_slot.body.lock();
+            self.domain_alive(domain, &domain_body).map(|()| {
+                domain_body.peers += 1;
+                domain_body.pool.enter()
+            })
+        };
+        let arrival = match entered {
+            Ok(arrival) => arrival,
+            Err(status) => {
+                self.leave_queues(send_queue, recv_queue);
+                self.peers.give(index);
+                return Err(status);
+            }
+        };
         if options.polling_thread != 0 || options.owner_thread != 0 {
             self.thread_rules.store(true, Ordering::Release);
         }
-        let arrival = {
-            let mut domain_body = domain_slot.body.lock();
-            domain_body.peers += 1;
-            domain_body.pool.enter()
-        };
         let slot = self.peers.at(index);
         slot.qp_num.store(number, Ordering::Release);
         slot.domain.store(domain_index, Ordering::Release);
+        slot.recv_queue.store(recv_queue, Ordering::Release);
         let mut body = slot.body.lock();
         // The queues of the slot's former peer keep their memory.
         let mut fresh = PeerBody {
@@ -237,6 +250,13 @@ impl Context {
                 self.queues.leave(send_queue);
                 Err(status)
             }
+        }
+    }
+
+    fn leave_queues(&self, send_queue: u32, recv_queue: u32) {
+        self.queues.leave(send_queue);
+        if recv_queue != send_queue {
+            self.queues.leave(recv_queue);
         }
     }
 
@@ -353,10 +373,7 @@ impl Context {
         let (send_queue, recv_queue) = (body.send_queue, body.recv_queue);
         // Whoever polls holds a queue's lock and takes this one: leave the queues without it.
         drop(body);
-        self.queues.leave(send_queue);
-        if recv_queue != send_queue {
-            self.queues.leave(recv_queue);
-        }
+        self.leave_queues(send_queue, recv_queue);
         let mut domain_body = self.domains.at(domain).body.lock();
         domain_body.peers -= 1;
         domain_body.pool.leave(arrival);

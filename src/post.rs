@@ -31,31 +31,53 @@ impl Context {
             return self.raise_fd();
         }
         while body.life == Life::Live && !body.pending.is_empty() && body.used < body.budget {
-            let room = (body.budget - body.used) as usize;
-            let n = room.min(body.pending.len()).min(MAX_CHAIN);
-            let Some(slot) = self.chains.take() else {
-                self.retry_later(body);
-                return;
-            };
-            if !self.post_chain(index, body, slot, n) {
+            let room = ((body.budget - body.used) as usize).min(MAX_CHAIN);
+            let more = self.with_works(|works| {
+                self.take_pending(body, room, works);
+                works.is_empty() || self.post_chain(index, body, works)
+            });
+            if !more {
                 return;
             }
         }
     }
 
-    /// Posts the first `n` of what waits as the chain `slot`. False if the rest must wait.
-    fn post_chain(&self, index: u32, body: &mut PeerBody, slot: u32, n: usize) -> bool {
-        let Some(qp) = body.qp else { return false };
+    /// Takes up to `room` requests out of the line, without those whose turn will not come: their
+    /// grant has ended, or is being deallocated.
+    fn take_pending(&self, body: &mut PeerBody, room: usize, works: &mut Vec<Work>) {
+        while works.len() < room {
+            let Some(work) = body.pending.pop_front() else { return };
+            if let Some(ahead) = body.pending.get(AHEAD) {
+                self.windows.at(ahead.window).prefetch();
+            }
+            let right = self.windows.at(work.window).right();
+            let due = match work.kind {
+                Kind::Bind => right.state == State::Binding,
+                Kind::Invalidate => matches!(right.state, State::Binding | State::Revoking),
+            };
+            if due && right.generation == work.generation {
+                works.push(work);
+            }
+        }
+    }
+
+    /// Posts these requests as a chain; what is not posted goes back to the head of the line. False
+    /// if the rest must wait.
+    fn post_chain(&self, index: u32, body: &mut PeerBody, works: &[Work]) -> bool {
+        let n = works.len();
+        let qp = body.qp;
+        let (Some(qp), Some(slot)) = (qp, self.chains.take()) else {
+            self.put_back(body, works);
+            self.retry_later(body);
+            return false;
+        };
         let chain = self.chains.at(slot);
         let generation = chain.generation.load(Ordering::Acquire);
         let mut scratch = self.scratch.lock().pop().unwrap_or_default();
-        for position in 0..n {
-            if let Some(ahead) = body.pending.get(position + AHEAD) {
-                self.windows.at(ahead.window).prefetch();
-            }
+        for (position, work) in works.iter().enumerate() {
             let flags = if position + 1 == n { verbs::IBV_SEND_SIGNALED } else { 0 };
             let id = WrId { slot, generation, position: position as u32 };
-            scratch.push(self.build(body.pending[position], id, flags));
+            scratch.push(self.build(*work, id, flags));
         }
         // Before the post: its completion may be polled by another thread at once, which then
         // waits for this peer's lock.
@@ -70,6 +92,7 @@ impl Context {
             Posted::Part(posted, error) => (posted, Some(error)),
             Posted::Unclear(error) => (n, Some(error)),
         };
+        self.put_back(body, &works[posted..]);
         body.sequence += 1;
         if posted == 0 {
             self.free_chain(slot);
@@ -77,10 +100,11 @@ impl Context {
             let mut state = chain.body.lock();
             state.stage = Stage::Posted;
             state.works.clear();
-            state.works.extend(body.pending.drain(..posted));
+            state.works.extend_from_slice(&works[..posted]);
             state.posted = posted;
             state.asked = if body.signal_all { posted } else { usize::from(posted == n) };
             state.seen_of_asked = 0;
+            state.unclear = matches!(result, Posted::Unclear(_));
             state.begun = body.sequence;
             state.committed = body.sequence;
             state.seen = self.queues.at(body.send_queue).seen();
@@ -103,6 +127,12 @@ impl Context {
             self.drop_pending(index, body, Status::PostFailed, error.0);
         }
         false
+    }
+
+    fn put_back(&self, body: &mut PeerBody, works: &[Work]) {
+        for work in works.iter().rev() {
+            body.pending.push_front(*work);
+        }
     }
 
     /// A request for a window's present grant.
@@ -150,7 +180,7 @@ impl Context {
     /// What waits and can't be posted: binds fail, invalidates become deallocations.
     pub fn drop_pending(&self, index: u32, body: &mut PeerBody, status: Status, error: i32) {
         while let Some(work) = body.pending.pop_front() {
-            if !self.concerns(work) {
+            if !self.concerns(work) || self.windows.at(work.window).state() == State::Deallocating {
                 continue;
             }
             match work.kind {
@@ -160,7 +190,7 @@ impl Context {
                     work.window,
                     Outcome { error, ..Outcome::failed(0, status) },
                 ),
-                Kind::Invalidate => self.to_deallocate(index, body, work.window),
+                Kind::Invalidate => self.to_deallocate(index, body, work.window, true),
             }
         }
     }
@@ -170,7 +200,6 @@ impl Context {
         if let Some(waiter) = self.windows.at(window).take_bind_waiter() {
             self.end_item(waiter, outcome);
         }
-        body.pending.retain(|work| work.window != window);
         self.close_window(index, body, window, Proof::NeverBound, false);
     }
 
@@ -274,10 +303,13 @@ impl Context {
             return Err(Status::StaleId);
         }
         let all = state.works.len();
-        let posted = match outcome {
-            Committed::First(n) => n.min(all),
-            Committed::Unclear => all,
+        // A completion that came already knows better than what is reported.
+        let posted = match (outcome, state.early) {
+            (Committed::Unclear, _) | (_, Early::Failed) => all,
+            (Committed::First(n), Early::Reached(reached)) => n.max(reached).min(all),
+            (Committed::First(n), Early::Nothing) => n.min(all),
         };
+        state.unclear = outcome == Committed::Unclear;
         body.prepared -= 1;
         body.used -= (all - posted) as u32;
         body.sequence += 1;

@@ -166,7 +166,7 @@ impl Context {
                 && !options.device_memory
                 && options.access & verbs::IBV_ACCESS_RELAXED_ORDERING == 0,
         };
-        self.region_add(facts, None, options.block)
+        self.region_add(domain, facts, None, options.block)
     }
 
     /// Maps and registers memory of our own, with no remote access of its own. May wait.
@@ -194,10 +194,16 @@ impl Context {
             parent_open: false,
             at_rest: self.capabilities.memory_at_rest,
         };
-        self.region_add(facts, Some(mapping), block)
+        self.region_add(domain, facts, Some(mapping), block)
     }
 
-    fn region_add(&self, facts: RegionFacts, mapping: Option<Mapping>, block: u64) -> Result<u64> {
+    fn region_add(
+        &self,
+        domain: u64,
+        facts: RegionFacts,
+        mapping: Option<Mapping>,
+        block: u64,
+    ) -> Result<u64> {
         let block = if block == 0 { DEFAULT_BLOCK } else { block };
         let index = match self.regions.take() {
             Some(index) => index,
@@ -208,10 +214,20 @@ impl Context {
                 return Err(Status::NoMemory);
             }
         };
+        let entered = {
+            let mut body = self.domains.at(facts.domain).body.lock();
+            self.domain_alive(domain, &body).map(|()| body.regions += 1)
+        };
+        if let Err(status) = entered {
+            if mapping.is_some() {
+                let _ = facts.mr.deregister();
+            }
+            self.regions.give(index);
+            return Err(status);
+        }
         let slot = self.regions.at(index);
         let count = (facts.length / block) as usize;
         *slot.blocks.lock() = Blocks { size: block, taken: vec![false; count], next: 0 };
-        self.domains.at(facts.domain).body.lock().regions += 1;
         *slot.body.write() = Some(RegionBody { facts, mapping });
         Ok(self.make_id(Kind::Region, index, slot.generation.load(Ordering::Acquire)))
     }

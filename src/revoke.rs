@@ -176,6 +176,7 @@ impl Context {
     pub fn pump_peers(&self, op: OpId) {
         let peers = std::mem::take(&mut self.op(op).body.lock().peers);
         for index in &peers {
+            self.look_at(self.peers.at(*index).recv_queue.load(Ordering::Acquire));
             let mut body = self.peers.at(*index).body.lock();
             self.pump(*index, &mut body);
         }
@@ -249,12 +250,20 @@ impl Context {
                 } else if window.state() == State::Binding && !under_way {
                     self.never_bound(index, body, window_index, Outcome::failed(0, Status::NotPosted));
                 } else {
-                    self.to_deallocate(index, body, window_index);
+                    self.to_deallocate(index, body, window_index, self.may_move(window_index));
                 }
             }
-            State::Uncertain => self.to_deallocate(index, body, window_index),
+            State::Uncertain => {
+                self.to_deallocate(index, body, window_index, self.may_move(window_index));
+            }
             _ => {}
         }
+    }
+
+    /// Whether the newest revocation of a window lets its QP be moved to ERR.
+    fn may_move(&self, window_index: u32) -> bool {
+        let newest = self.windows.at(window_index).revoke_waiter();
+        newest.is_some_and(|waiter| self.op(waiter.op).body.lock().kill != Kill::Never)
     }
 
     /// Whether nobody has begun to end the grant, and its bind is not waiting in our own line or in
@@ -275,6 +284,7 @@ impl Context {
     /// Adds all that a peer holds to a revocation.
     pub fn revoke_all_of(&self, op: OpId, peer: u64) {
         let Ok((index, slot)) = self.peer(peer) else { return };
+        self.look_at(slot.recv_queue.load(Ordering::Acquire));
         let mut body = slot.body.lock();
         if self.peer(peer).is_err() {
             return;

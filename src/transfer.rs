@@ -47,15 +47,17 @@ impl Context {
         if moves.len() > MAX_ITEMS / 2 {
             return Err(Status::TooMany);
         }
-        for (at, step) in moves.iter().enumerate() {
+        for step in moves {
             self.check_request(&step.request, may_wait)?;
             self.grant_facts(step.grant)?;
             if may_wait {
                 self.check_waiting_revoke(step.grant)?;
             }
-            if moves[..at].iter().any(|earlier| earlier.grant == step.grant) {
-                return Err(Status::Duplicate);
-            }
+        }
+        let mut grants: Vec<u64> = moves.iter().map(|step| step.grant).collect();
+        grants.sort_unstable();
+        if grants.windows(2).any(|pair| pair[0] == pair[1]) {
+            return Err(Status::Duplicate);
         }
         let op = self.begin_op(timeout_us, kill, callback)?;
         self.op(op).body.lock().moves.extend(moves.iter().map(|step| step.request));

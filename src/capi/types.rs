@@ -48,8 +48,10 @@ pub type mwctl_log_fn = Option<unsafe extern "C" fn(user: *mut c_void, severity:
 /// mwctl_tick and the waiting calls; it may call back into the library.
 pub type mwctl_event_fn = Option<unsafe extern "C" fn(user: *mut c_void, event: *const Event)>;
 
-/// Hears how an asynchronous call ended: the first status that is no success, and each item's
-/// result, valid during the call. Called exactly once, with no lock held, from mwctl_poll_cq,
+/// Hears how an asynchronous call ended. OK from that call means that it began; then this comes
+/// exactly once, never from inside that call. On any other status nothing began and it does not
+/// come. `n` may be 0. What it hears: the first status that is no success, and each item's
+/// result, valid during the call. Called with no lock held, from mwctl_poll_cq,
 /// mwctl_take_wc, mwctl_tick or a waiting call, on whichever thread that is; it may call back
 /// into the library.
 pub type mwctl_done_fn =
@@ -172,14 +174,17 @@ pub struct mwctl_region_info {
     pub mr: *mut verbs::ibv_mr,
 }
 
-/// Who polls a completion queue.
+/// Who polls a queue pair's completion queues, the one for sends and the one for receives: a client's
+/// SEND_WITH_INV shows in the latter alone. If the library doesn't get to see it, a revocation
+/// invalidates a second time, which costs the queue pair, and on rxe of Linux 6.1 the kernel.
 #[repr(i32)]
 #[derive(Clone, Copy)]
 pub enum mwctl_polling {
-    /// Everyone polls this CQ through mwctl_poll_cq. A waiting call may poll it as well and keeps
+    /// Everyone polls them through mwctl_poll_cq. A waiting call may poll as well and keeps
     /// the application's completions for its next mwctl_poll_cq.
     Ours = 0,
-    /// The application polls and offers each completion to mwctl_take_wc; the library never polls.
+    /// The application polls and offers each completion to mwctl_take_wc, of both queues before it
+    /// revokes; the library never polls.
     Yours = 1,
 }
 
@@ -193,7 +198,7 @@ pub struct mwctl_peer_options {
     /// enum mwctl_polling.
     pub polling: i32,
     /// For polling YOURS: the thread that polls, as pthread_self() returns it. A waiting call on
-    /// that thread is refused with WOULD_DEADLOCK. 0: not declared.
+    /// that thread that waits for a completion is refused with WOULD_DEADLOCK. 0: not declared.
     pub polling_thread: u64,
     /// For a queue pair or CQ whose provider's locks are off (a thread domain, a single-threaded
     /// CQ): the thread that posts and polls, as pthread_self() returns it. Others are refused with
