@@ -186,13 +186,14 @@ step "symbols of cargo's own library" cdylib
 step "symbols of the device in the process" scripts/check-sim-symbols.sh "$build/lib/mwctl-sim/libibverbs.so.1"
 step "versions" scripts/check-versions.sh "$build"
 step "C tests on the device in the process" ctest_all
+step "controls: broken libraries" scripts/check-controls.sh "$build"
 step "install and consume" scripts/check-install.sh "$build"
 
 if [[ $quick == no ]]; then
 	step "guests' kernels" scripts/rxe.sh --prepare
 	step "guest runner" scripts/rxe/check.sh
 	step "conformance on rxe 6.1" on_rxe 6.1 300 tests/conformance/run.sh "$build/tests/conformance"
-	step "library on rxe 6.1" on_rxe 6.1 300 scripts/test.sh --programs "$build/tests/lib"
+	step "library on rxe 6.1" on_rxe 6.1 600 scripts/test.sh --programs "$build/tests/lib"
 	step "main job on rxe 6.1" on_rxe 6.1 300 "$build/examples-c/rogue_client" --short
 	step "conformance on rxe 6.12" on_rxe 6.12 300 tests/conformance/run.sh "$build/tests/conformance"
 fi
