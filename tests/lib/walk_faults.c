@@ -221,7 +221,9 @@ void walk_fault_fatal(void)
 {
 	uint64_t id;
 
-	if (walk_fault_armed(MWCTL_SIM_FAIL_ALLOC_MW) || walk_fault_armed(MWCTL_SIM_FAIL_DEALLOC_MW))
+	/* A stalled queue whose move to ERR was faked would go on with windows that are gone by then. */
+	if (walk_fault_armed(MWCTL_SIM_STALL_SQ) || walk_fault_armed(MWCTL_SIM_FAIL_ALLOC_MW) ||
+	    walk_fault_armed(MWCTL_SIM_FAIL_DEALLOC_MW) || walk_chance(0.8))
 		return;
 	walk_say(" fatal:");
 	id = order((struct mwctl_sim_fault){.kind = MWCTL_SIM_DEVICE_FATAL});

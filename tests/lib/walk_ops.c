@@ -43,7 +43,7 @@ void walk_granted(int server, const mwctl_request *asked, const mwctl_result *re
 		walk_add(peer, asked, result->grant, result->rkey, WALK_LIVE);
 		return;
 	case MWCTL_STATUS_TIMED_OUT:
-		excused |= late || walk_pressed(peer);
+		excused |= late || (peer && walk_pressed(peer));
 		walk.counts.timed_out++;
 		break;
 	case MWCTL_STATUS_POOL_EMPTY:
@@ -57,6 +57,8 @@ void walk_granted(int server, const mwctl_request *asked, const mwctl_result *re
 	default:
 		break;
 	}
+	/* One that was revoked before it was bound. */
+	excused |= adopted && (!grant || grant->due);
 	walk.counts.failed++;
 	WALK_AGREE(excused, "a grant to server %d peer %d, which is well, failed: \"%s\" error %d",
 		   peer->server, peer->index, mwctl_status_text(result->status), result->error);
