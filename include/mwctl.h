@@ -362,7 +362,7 @@ typedef struct mwctl_domain_options {
   // Windows at most; 0: as many as the device allocates.
   uint32_t limit;
   // Grants of other windows before an rkey may be used again; 0: 1,000,000. UINT64_MAX: never
-  // while a client lives that was attached when it was last in use.
+  // while a client stays attached that was attached when it was last in use.
   uint64_t key_distance;
   // Parent domains of the PD, for whose queue pairs and regions it stands.
   struct ibv_pd *const *aliases;

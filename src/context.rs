@@ -11,6 +11,7 @@ use crate::domain::Domain;
 use crate::event::{Event, Signal};
 use crate::id;
 use crate::keys::Random;
+use crate::memory_of_keys::MemoryOfKeys;
 use crate::op::Op;
 use crate::peer::Peer;
 use crate::region::Region;
@@ -114,6 +115,7 @@ pub struct Context {
 
     pub counters: Counters,
     pub random: Mutex<Random>,
+    pub memory_of_keys: Mutex<MemoryOfKeys>,
     /// Work requests are built here; taken and put back, so that few are made.
     pub scratch: Mutex<Vec<Vec<verbs::ibv_send_wr>>>,
     /// Works of a chain, likewise.
@@ -168,6 +170,7 @@ impl Context {
             service: Mutex::default(),
             counters: Counters::default(),
             random: Mutex::new(random),
+            memory_of_keys: Mutex::default(),
             scratch: Mutex::default(),
             works: Mutex::default(),
             gathered: Mutex::default(),
@@ -250,6 +253,8 @@ impl Drop for Claim {
 /// rdma_rxe reports this vendor; neither its LOCAL_INV nor its deallocation waits for a copy
 /// under way.
 const VENDOR_RXE: u32 = 0xff_ffff;
+/// mlx5 refuses a bind with the right to atomics.
+const VENDOR_MELLANOX: u32 = 0x02c9;
 
 fn probe(device: Device) -> Result<Capabilities> {
     let attr = device.query().map_err(|_| Status::VerbsError)?;
@@ -266,7 +271,7 @@ fn probe(device: Device) -> Result<Capabilities> {
     let flags = attr.device_cap_flags;
     let declared = flags & (verbs::IBV_DEVICE_MEM_WINDOW_TYPE_2B | verbs::IBV_DEVICE_MEM_WINDOW_TYPE_2A) != 0;
     let rxe = attr.vendor_id == VENDOR_RXE || device.name().starts_with("rxe");
-    let atomics = if device.name().starts_with("mlx5") { 0 } else { verbs::IBV_ACCESS_REMOTE_ATOMIC };
+    let atomics = if attr.vendor_id == VENDOR_MELLANOX { 0 } else { verbs::IBV_ACCESS_REMOTE_ATOMIC };
     Ok(Capabilities {
         type2: type2 && declared,
         max_mw: attr.max_mw as u32,

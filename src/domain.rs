@@ -259,7 +259,8 @@ impl Context {
         window.mw.store(mw.raw(), Ordering::Release);
         window.device_rkey.store(rkey, Ordering::Release);
         window.domain.store(domain, Ordering::Release);
-        let recalled = self.domains.at(domain).body.lock().pool.recall(rkey >> 8);
+        let grants = self.domains.at(domain).body.lock().pool.grants;
+        let recalled = self.memory_of_keys.lock().recall(rkey >> 8, grants, now_ns());
         *window.keys.lock() = recalled.unwrap_or_else(|| KeyRing::new(self.random.lock().next(), rkey as u8));
         window.posted.store(0, Ordering::Relaxed);
         window.set_state(State::Free);
@@ -292,7 +293,13 @@ impl Context {
 
     /// Gives back the slot of a window whose object is gone.
     pub fn give_slot(&self, index: u32) {
-        self.windows.at(index).set_state(State::Empty);
+        let window = self.windows.at(index);
+        let number = window.device_rkey.load(Ordering::Acquire) >> 8;
+        let keys = std::mem::take(&mut *window.keys.lock());
+        if self.memory_of_keys.lock().remember(number, keys) {
+            count(&self.counters.keys_forgotten);
+        }
+        window.set_state(State::Empty);
         self.empty_windows.lock().push(index);
     }
 
@@ -345,14 +352,7 @@ impl Context {
     pub fn forget_window(&self, index: u32) {
         let window = self.windows.at(index);
         let domain = window.domain.load(Ordering::Acquire);
-        let number = window.device_rkey.load(Ordering::Acquire) >> 8;
-        let keys = std::mem::take(&mut *window.keys.lock());
-        let mut body = self.domains.at(domain).body.lock();
-        body.pool.windows -= 1;
-        if body.pool.remember(number, keys) {
-            count(&self.counters.keys_forgotten);
-        }
-        drop(body);
+        self.domains.at(domain).body.lock().pool.windows -= 1;
         self.give_slot(index);
     }
 

@@ -239,6 +239,9 @@ impl Context {
         let overdue = self.is_overdue(&body, window_index);
         match right.state {
             State::Deallocating => {}
+            State::Binding if !under_way && !in_hand => {
+                self.never_bound(index, &mut body, window_index, Outcome::failed(0, Status::TimedOut));
+            }
             State::Revoking if !under_way => {
                 self.to_deallocate(index, &mut body, window_index, false);
             }
@@ -247,7 +250,9 @@ impl Context {
                     body.life = Life::Dead;
                 }
                 self.peer_lost(index, &mut body, Life::Dead);
-                self.to_deallocate(index, &mut body, window_index, true);
+                if window.right().generation == generation {
+                    self.to_deallocate(index, &mut body, window_index, true);
+                }
             }
             _ => {
                 body.stuck |= overdue;

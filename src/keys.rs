@@ -82,6 +82,13 @@ impl KeyRing {
         }
     }
 
+    /// Counts all past uses as of now.
+    pub fn rebase(&mut self, grants: u64, time: u64) {
+        let now = Use { grants, time };
+        self.last_use = [now; SEGMENTS];
+        self.previous = now;
+    }
+
     pub fn is_used(&self) -> bool {
         self.used > 0
     }

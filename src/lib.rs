@@ -19,6 +19,7 @@ mod grid;
 mod id;
 mod keys;
 mod memory;
+mod memory_of_keys;
 mod op;
 mod peer;
 mod pool;

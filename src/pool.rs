@@ -6,15 +6,10 @@
 //! client lives that may remember them, a used-up window retires until all such clients have left.
 
 use std::cmp::Reverse;
-use std::collections::{BTreeSet, BinaryHeap, HashMap, VecDeque};
-
-use crate::keys::KeyRing;
+use std::collections::{BTreeSet, BinaryHeap, VecDeque};
 
 /// The due of a key that is not used again while a client lives that may remember it.
 pub const NEVER: u64 = u64::MAX;
-/// Deallocated windows whose keys are remembered, for the case that the device hands out their
-/// numbers again.
-const REMEMBERED: usize = 1 << 16;
 
 #[derive(Default)]
 pub struct Pool {
@@ -26,9 +21,6 @@ pub struct Pool {
     clients: BTreeSet<u64>,
     /// Clients that ever came.
     arrivals: u64,
-    /// The key rings of deallocated windows by their number, and the order in which they went.
-    remembered: HashMap<u32, KeyRing>,
-    oldest_first: VecDeque<u32>,
     /// Grants that took a window from this pool so far.
     pub grants: u64,
     /// Windows that belong to the domain, free or bound.
@@ -99,35 +91,6 @@ impl Pool {
     pub fn leave(&mut self, client: u64) {
         self.clients.remove(&client);
     }
-
-    /// The window with this number was deallocated. Returns whether an older one is forgotten for
-    /// it.
-    pub fn remember(&mut self, number: u32, keys: KeyRing) -> bool {
-        if !keys.is_used() {
-            return false;
-        }
-        if self.remembered.insert(number, keys).is_none() {
-            self.oldest_first.push_back(number);
-        }
-        if self.remembered.len() <= REMEMBERED {
-            return false;
-        }
-        while let Some(oldest) = self.oldest_first.pop_front() {
-            if self.remembered.remove(&oldest).is_some() {
-                break;
-            }
-        }
-        true
-    }
-
-    /// The keys of the former window with this number.
-    pub fn recall(&mut self, number: u32) -> Option<KeyRing> {
-        let keys = self.remembered.remove(&number);
-        if keys.is_some() {
-            self.oldest_first.retain(|other| *other != number);
-        }
-        keys
-    }
 }
 
 #[cfg(test)]
@@ -169,17 +132,5 @@ mod tests {
         assert_eq!(pool.take(), None);
         pool.leave(young);
         assert_eq!(pool.take(), Some((5, true)));
-    }
-
-    #[test]
-    fn the_keys_of_a_deallocated_window_are_remembered_once() {
-        let mut pool = Pool::default();
-        let mut ring = KeyRing::new(3, 9);
-        assert!(!pool.remember(77, KeyRing::new(3, 9)));
-        assert!(pool.recall(77).is_none());
-        ring.take(1, 1, 9);
-        assert!(!pool.remember(77, ring));
-        assert!(pool.recall(77).is_some_and(|ring| ring.is_used()));
-        assert!(pool.recall(77).is_none());
     }
 }

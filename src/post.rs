@@ -6,7 +6,7 @@ use verbs::ibv_send_wr;
 
 use crate::chain::{Early, Kind, MAX_CHAIN, Stage, Work, WrId};
 use crate::context::Context;
-use crate::device::{Mw, Posted, link};
+use crate::device::{Errno, Mw, Posted, Qp, link};
 use crate::id;
 use crate::op::Outcome;
 use crate::peer::{Life, PeerBody};
@@ -123,10 +123,53 @@ impl Context {
             // The application's own requests fill the queue: room comes with its completions.
             self.retry_later(body);
         } else {
-            body.suspect = true;
-            self.drop_pending(index, body, Status::PostFailed, error.0);
+            return self.refused(index, body, qp, posted, error);
         }
         false
+    }
+
+    /// The provider refuses the request that is first in line now: that one ends, and the others go
+    /// on if the QP does. True if more may be posted.
+    fn refused(&self, index: u32, body: &mut PeerBody, qp: Qp, posted: usize, error: Errno) -> bool {
+        if !matches!(qp.query(), Ok(facts) if facts.state == verbs::IBV_QPS_RTS) {
+            body.suspect = true;
+            self.drop_pending(index, body, Status::PostFailed, error.0);
+            return false;
+        }
+        if let Some(work) = body.pending.pop_front() {
+            self.drop_work(
+                index,
+                body,
+                work,
+                Outcome { error: error.0, ..Outcome::failed(0, Status::PostFailed) },
+            );
+        }
+        if posted > 0 && body.pending.is_empty() {
+            self.post_marker(index, body, qp);
+        }
+        true
+    }
+
+    /// Asks for a completion behind requests that asked for none.
+    fn post_marker(&self, index: u32, body: &mut PeerBody, qp: Qp) {
+        let Some(slot) = self.chains.take() else { return };
+        let chain = self.chains.at(slot);
+        let generation = chain.generation.load(Ordering::Acquire);
+        chain.peer.store(index, Ordering::Release);
+        let id = WrId { slot, generation, position: 0 };
+        count(&self.counters.posts);
+        if qp.post(&mut [verbs::marker_wr(self.wr_ids.make(id))]) != Posted::All {
+            return self.free_chain(slot);
+        }
+        body.sequence += 1;
+        let mut state = chain.body.lock();
+        state.stage = Stage::Posted;
+        state.works.clear();
+        (state.posted, state.asked, state.seen_of_asked, state.unclear) = (1, 1, 0, false);
+        (state.begun, state.committed) = (body.sequence, body.sequence);
+        state.seen = self.queues.at(body.send_queue).seen();
+        body.used += 1;
+        body.outstanding.push_back(slot);
     }
 
     fn put_back(&self, body: &mut PeerBody, works: &[Work]) {
@@ -180,18 +223,18 @@ impl Context {
     /// What waits and can't be posted: binds fail, invalidates become deallocations.
     pub fn drop_pending(&self, index: u32, body: &mut PeerBody, status: Status, error: i32) {
         while let Some(work) = body.pending.pop_front() {
-            if !self.concerns(work) || self.windows.at(work.window).state() == State::Deallocating {
-                continue;
-            }
-            match work.kind {
-                Kind::Bind => self.never_bound(
-                    index,
-                    body,
-                    work.window,
-                    Outcome { error, ..Outcome::failed(0, status) },
-                ),
-                Kind::Invalidate => self.to_deallocate(index, body, work.window, true),
-            }
+            self.drop_work(index, body, work, Outcome { error, ..Outcome::failed(0, status) });
+        }
+    }
+
+    fn drop_work(&self, index: u32, body: &mut PeerBody, work: Work, outcome: Outcome) {
+        let state = self.windows.at(work.window).state();
+        if !self.concerns(work) || state == State::Deallocating {
+            return;
+        }
+        match work.kind {
+            Kind::Bind => self.never_bound(index, body, work.window, outcome),
+            Kind::Invalidate => self.to_deallocate(index, body, work.window, true),
         }
     }
 

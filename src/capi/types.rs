@@ -97,7 +97,7 @@ pub struct mwctl_domain_options {
     /// Windows at most; 0: as many as the device allocates.
     pub limit: u32,
     /// Grants of other windows before an rkey may be used again; 0: 1,000,000. UINT64_MAX: never
-    /// while a client lives that was attached when it was last in use.
+    /// while a client stays attached that was attached when it was last in use.
     pub key_distance: u64,
     /// Parent domains of the PD, for whose queue pairs and regions it stands.
     pub aliases: *const *mut verbs::ibv_pd,
