@@ -1,0 +1,100 @@
+/* SPDX-License-Identifier: MIT OR Apache-2.0 */
+/* What is said of a post against what is seen of it: an error that does not say what was queued
+ * proves nothing, and a completion that came outweighs an abort. */
+#include "trouble.h"
+
+#include <errno.h>
+
+static struct house house;
+
+static void rejoin(void)
+{
+	house_leave(&house, 0);
+	house_join(&house, 0);
+}
+
+/* A completion of the library's that is later than all before on client 0's queue pair. */
+static void later_completion(void)
+{
+	mwctl_result other = house_grant(&house, 0, 1 << 20, 4096, HOUSE_WRITE);
+
+	HOUSE_WRITE_LANDS(&house, 0, 1 << 20, other.rkey, 0x11);
+	HOUSE_OK(mwctl_tick(house.ctx));
+}
+
+/* The provider reports an error and no bad_wr; nothing was queued. */
+static void unclear_revocation(void)
+{
+	mwctl_result held = house_grant(&house, 0, 0, 4096, HOUSE_WRITE);
+	mwctl_result good = house_grant(&house, 1, 65536, 4096, HOUSE_WRITE);
+	struct heard heard = {0};
+	struct ibv_send_wr wr;
+	mwctl_token token;
+
+	HOUSE_OK(mwctl_revoke_prepare(house.ctx, &held.grant, 1, 200000, MWCTL_KILL_ALLOWED, heard_done, &heard, &wr,
+				      &token));
+	HOUSE_OK(mwctl_commit(house.ctx, token, EIO, NULL, NULL));
+	later_completion();
+	HOUSE_WRITE_LANDS(&house, 0, 0, held.rkey, 0x12);
+	if (heard.calls)
+		RC_CHECK_EQ(MWCTL_PROOF_NONE, heard.results[0].proof);
+	heard_await(&house, &heard);
+	RC_CHECK_EQ(MWCTL_STATUS_OK, heard.status);
+	RC_CHECK_EQ(MWCTL_PROOF_QP_FENCED, heard.results[0].proof);
+	HOUSE_WRITE_LANDS(&house, 1, 65536, good.rkey, 0x13);
+	HOUSE_WRITE_FAILS(&house, 0, 0, held.rkey, 0x14);
+	HOUSE_OK(mwctl_revoke(house.ctx, good.grant, 0, NULL));
+	rejoin();
+	house_check_misuse();
+	house_ok("a LOCAL_INV that may not be posted is not proved by a later completion");
+}
+
+/* The application says that it did not post, after its post's completion was taken in. */
+static void abort_after_the_completion(void)
+{
+	struct house_client *it = &house.client[0];
+	struct ibv_send_wr wr, *bad = NULL, own = {.wr_id = 900, .opcode = IBV_WR_RDMA_WRITE,
+						   .send_flags = IBV_SEND_SIGNALED};
+	uint32_t budget = house_peer(&house, 0).budget;
+	double limit = rc_now() + RC_DEADLINE_S;
+	mwctl_request ask = house_ask(&house, 0, 0, 4096, HOUSE_WRITE);
+	mwctl_grant_info info;
+	mwctl_result grant, out;
+	mwctl_token token;
+	struct ibv_wc wc;
+
+	/* A budget of one: each bind is signaled. */
+	RC_CHECK_EQ(1, budget);
+	HOUSE_OK(mwctl_grant_prepare(house.ctx, &ask, 1, &wr, &grant, &token));
+	wr.next = &own;
+	RC_CHECK_EQ(0, ibv_post_send(it->pair.server.qp, &wr, &bad));
+	while (!mwctl_poll_cq(house.ctx, it->pair.server.cq, 1, &wc))
+		RC_CHECK(rc_now() < limit);
+	RC_CHECK_EQ(900, wc.wr_id);
+	HOUSE_OK(mwctl_abort(house.ctx, token));
+	HOUSE_WRITE_LANDS(&house, 0, 0, grant.rkey, 0x31);
+	/* So it must be on the books, and its window not in the next hands. */
+	HOUSE_OK(mwctl_grant_info_get(house.ctx, grant.grant, &info, sizeof(info)));
+	RC_CHECK_EQ(grant.rkey, info.rkey);
+	RC_CHECK_EQ(1, house_peer(&house, 0).grants);
+	HOUSE_OK(mwctl_revoke(house.ctx, grant.grant, 0, &out));
+	RC_CHECK_EQ(MWCTL_PROOF_INVALIDATED, out.proof);
+	RC_CHECK_EQ(0, house_peer(&house, 0).used);
+	HOUSE_WRITE_FAILS(&house, 0, 0, grant.rkey, 0x32);
+	rejoin();
+	house_check_misuse();
+	house_ok("an abort after the completion was seen: the grant stays, and can be revoked");
+}
+
+int main(void)
+{
+	struct house_options options = {.peer.budget = 1};
+
+	house_open(&house, &options);
+	abort_after_the_completion();
+	house_close(&house);
+	house_open(&house, NULL);
+	unclear_revocation();
+	house_close(&house);
+	return 0;
+}
