@@ -24,13 +24,18 @@ static void info_agrees(struct walk_grant *grant, const mwctl_grant_info *info)
 	/* A bind that the application posted is confirmed by a later completion of ours. */
 	if (grant->standing == WALK_BINDING && info->confirmed && !info->revoking && !info->uncertain)
 		grant->standing = WALK_LIVE;
+	grant->confirmed = info->confirmed;
+	grant->uncertain = info->uncertain;
+	/* What is in hand may be revoked, and that may come to its deadline. */
+	WALK_AGREE(!info->uncertain || grant->due || walk_may_end(grant), "grant 0x%llx of server %d peer %d, %s, is uncertain",
+		   (unsigned long long)grant->id, grant->server, grant->peer, standings[grant->standing]);
 	switch (grant->standing) {
 	case WALK_PREPARED:
-		WALK_AGREE(!info->confirmed && !info->uncertain, "grant 0x%llx is confirmed and not posted",
+		WALK_AGREE(!info->confirmed, "grant 0x%llx is confirmed and not posted",
 			   (unsigned long long)grant->id);
 		break;
 	case WALK_LIVE:
-		WALK_AGREE(info->confirmed && !info->uncertain && info->revoking == grant->in_hand,
+		WALK_AGREE(info->confirmed && info->revoking == grant->in_hand,
 			   "live grant 0x%llx: confirmed %u revoking %u uncertain %u",
 			   (unsigned long long)grant->id, info->confirmed, info->revoking, info->uncertain);
 		break;
@@ -158,7 +163,7 @@ static void check_agrees(struct walk_peer *peer)
 
 		if (grant->peer != peer->index || !covers(grant, any.addr, any.length, any.access))
 			continue;
-		must |= grant->standing == WALK_LIVE;
+		must |= grant->confirmed;
 		may |= grant->standing != WALK_PREPARED;
 	}
 	status = mwctl_check(server->house.ctx, server->house.domain, peer->qp_num, any.addr, any.length,

@@ -37,7 +37,7 @@ static struct chain *spare(void)
 
 /* A refusal must have a reason that can be seen. */
 static void refused(struct walk_peer *peer, mwctl_status status, size_t n, size_t windows,
-		    const mwctl_domain_info *pool, const mwctl_peer_info *before)
+		    const mwctl_domain_info *pool, const mwctl_peer_info *before, bool uncertain)
 {
 	switch (status) {
 	case MWCTL_STATUS_QUEUE_FULL:
@@ -50,6 +50,9 @@ static void refused(struct walk_peer *peer, mwctl_status status, size_t n, size_
 	case MWCTL_STATUS_POOL_EMPTY:
 		WALK_AGREE(pool->ready < windows, "POOL_EMPTY for %zu with %llu windows ready", windows,
 			   (unsigned long long)pool->ready);
+		return;
+	case MWCTL_STATUS_RANGE_UNCERTAIN:
+		WALK_AGREE(uncertain, "memory was refused that is not uncertain");
 		return;
 	default:
 		WALK_AGREE(walk_hurt(peer), "a prepare for server %d peer %d, which is well: %s", peer->server,
@@ -66,14 +69,17 @@ static bool prepare_binds(struct chain *chain)
 	mwctl_result results[MOST_OURS];
 	mwctl_domain_info pool;
 	mwctl_status status;
+	bool uncertain = false;
 
-	for (size_t i = 0; i < chain->n; i++)
+	for (size_t i = 0; i < chain->n; i++) {
 		asked[i] = walk_ask(peer);
+		uncertain |= walk_uncertain(peer->server, &asked[i]);
+	}
 	HOUSE_OK(mwctl_domain_info_get(server->house.ctx, server->house.domain, &pool, sizeof(pool)));
 	status = mwctl_grant_prepare(server->house.ctx, asked, chain->n, chain->wr, results, &chain->token);
 	walk_say(" %zu binds: %s", chain->n, mwctl_status_text(status));
 	if (status != MWCTL_STATUS_OK) {
-		refused(peer, status, chain->n, chain->n, &pool, &before);
+		refused(peer, status, chain->n, chain->n, &pool, &before, uncertain);
 		return false;
 	}
 	for (size_t i = 0; i < chain->n; i++) {
@@ -149,7 +155,8 @@ static bool prepare_invalidates(struct chain *chain)
 		if (status == MWCTL_STATUS_IN_PROGRESS)
 			in_progress(peer, chain->ids, n);
 		else
-			refused(peer, status, chain->n, chain->what == BOTH, &pool, &before);
+			refused(peer, status, chain->n, chain->what == BOTH, &pool, &before,
+				chain->what == BOTH && walk_uncertain(peer->server, &asked));
 		return false;
 	}
 	for (size_t i = 0; i < n; i++) {
@@ -159,6 +166,8 @@ static bool prepare_invalidates(struct chain *chain)
 		grant->in_hand = true;
 		if (chain->op)
 			walk_op_awaits(chain->op, grant);
+		else
+			grant->due = walk_now() + timeout * 1000;
 	}
 	if (chain->what == BOTH) {
 		walk_add(peer, &asked, result.grant, result.rkey, WALK_PREPARED);

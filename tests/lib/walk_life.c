@@ -31,17 +31,14 @@ static void on_event(void *user, const mwctl_event *event)
 	case MWCTL_EVENT_KIND_PEER_KILLED:
 		server->killed++;
 		walk.counts.kills++;
-		/* Whether a queue that the application polls itself was seen empty, nobody knows. */
-		WALK_AGREE(!peer || walk_hurt(peer) || peer->leaving ||
-				   peer->options.polling == MWCTL_POLLING_YOURS,
+		WALK_AGREE(!peer || walk_hurt(peer) || peer->leaving,
 			   "server %d peer %d, which is well, was killed", peer->server, peer->index);
 		if (peer)
 			peer->dead = true;
 		break;
 	case MWCTL_EVENT_KIND_PEER_DEAD:
 		server->found_dead++;
-		WALK_AGREE(!peer || walk_hurt(peer) || peer->leaving ||
-				   peer->options.polling == MWCTL_POLLING_YOURS,
+		WALK_AGREE(!peer || walk_hurt(peer) || peer->leaving,
 			   "server %d peer %d, which is well, was called dead", peer->server, peer->index);
 		if (peer)
 			peer->dead = true;
@@ -273,6 +270,8 @@ void walk_leave(struct walk_peer *peer)
 		peer->recvs.n = 0;
 		walk_app_agrees(peer);
 	}
+	if (walk_chance(0.5))
+		HOUSE_OK(mwctl_cq_gone(walk.server[peer->server].house.ctx, peer->client->pair.server.cq));
 	walk_faults_forget(peer);
 	walk_async_events(peer->server);
 	rc_pair_close(&peer->client->pair);

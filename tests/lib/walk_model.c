@@ -99,7 +99,7 @@ bool walk_hurt(const struct walk_peer *peer)
 
 bool walk_pressed(const struct walk_peer *peer)
 {
-	return walk_hurt(peer) || peer->tokens || peer->options.polling == MWCTL_POLLING_YOURS;
+	return walk_hurt(peer) || peer->tokens;
 }
 
 int walk_open_of(const struct walk_peer *peer)
@@ -300,6 +300,20 @@ struct walk_region *walk_region_at(int server, uint64_t addr)
 			return region;
 	}
 	return NULL;
+}
+
+bool walk_uncertain(int server, const mwctl_request *asked)
+{
+	const struct walk_server *it = &walk.server[server];
+
+	for (int i = 0; i < it->n_open; i++) {
+		const struct walk_grant *grant = it->open[i];
+
+		if (grant->uncertain && grant->addr < asked->addr + asked->length &&
+		    asked->addr < grant->addr + grant->length)
+			return true;
+	}
+	return false;
 }
 
 /* Rights in all mixtures, lengths from a byte to some blocks, often aligned for atomics. */

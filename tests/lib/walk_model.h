@@ -39,6 +39,7 @@ struct walk_grant {
 	uint64_t due;              /* the first of their deadlines; 0: none */
 	bool posted;               /* a prepared bind that was posted */
 	bool in_hand;              /* its LOCAL_INV is prepared */
+	bool confirmed, uncertain; /* as the library said last */
 };
 
 /* A key that was ever handed out. */
@@ -144,8 +145,7 @@ struct walk_peer *walk_some_peer(int server);         /* server < 0: any */
 struct walk_peer *walk_peer_of(const struct walk_grant *grant);
 /* Anything may be wrong with its queue pair. */
 bool walk_hurt(const struct walk_peer *peer);
-/* … or chains in hand may take up its whole budget, so that nothing of ours can be posted; or its
- * queue is polled by the application alone, whose deadlines then pass. */
+/* … or chains in hand may take up its whole budget, so that nothing of ours can be posted. */
 bool walk_pressed(const struct walk_peer *peer);
 int walk_open_of(const struct walk_peer *peer);
 struct walk_grant *walk_find(int server, uint64_t id);
@@ -161,6 +161,8 @@ struct walk_key *walk_key_of(uint32_t rkey);
 enum walk_access walk_expect(const struct walk_peer *peer, uint32_t rkey, uint64_t addr,
 			     uint64_t length, uint32_t right);
 struct walk_region *walk_region_at(int server, uint64_t addr);
+/* Whether memory of the request was reported open, so that it must not be granted. */
+bool walk_uncertain(int server, const mwctl_request *asked);
 mwctl_request walk_ask(const struct walk_peer *peer);
 
 /* ---- agreement ---- */

@@ -24,7 +24,7 @@ void walk_granted(int server, const mwctl_request *asked, const mwctl_result *re
 {
 	struct walk_peer *peer = peer_asked(server, asked);
 	struct walk_grant *grant = NULL;
-	bool excused = !peer || walk_hurt(peer) || peer->options.polling == MWCTL_POLLING_YOURS;
+	bool excused = !peer || walk_hurt(peer);
 
 	if (adopted && peer)
 		grant = walk_find(peer->server, adopted);
@@ -40,19 +40,24 @@ void walk_granted(int server, const mwctl_request *asked, const mwctl_result *re
 			return;
 		}
 		WALK_AGREE(peer != NULL, "a grant for a peer that was detached");
+		WALK_AGREE(!walk_uncertain(server, asked), "memory was granted that was reported open");
 		walk_add(peer, asked, result->grant, result->rkey, WALK_LIVE);
 		return;
 	case MWCTL_STATUS_TIMED_OUT:
 		excused |= late || (peer && walk_pressed(peer));
 		walk.counts.timed_out++;
 		break;
+	case MWCTL_STATUS_RANGE_UNCERTAIN:
+		excused = true;
+		break;
 	case MWCTL_STATUS_POOL_EMPTY:
 	case MWCTL_STATUS_DEVICE_LIMIT:
 	case MWCTL_STATUS_KEYS_EXHAUSTED:
 	case MWCTL_STATUS_NO_MEMORY:
+	case MWCTL_STATUS_VERBS_ERROR:
 		/* For a call that may not wait the pool may be empty at any time. */
 		excused |= result->status == MWCTL_STATUS_POOL_EMPTY ? adopted == 0 :
-				   walk_fault_armed(MWCTL_SIM_FAIL_ALLOC_MW);
+				   walk_fault_armed(MWCTL_SIM_FAIL_ALLOC_MW) || walk.fatal;
 		break;
 	default:
 		break;
@@ -117,6 +122,7 @@ void walk_revoked(int server, uint64_t id, const mwctl_result *result, bool late
 		WALK_AGREE(late || walk_pressed(peer) || grant->standing == WALK_PREPARED || grant->in_hand,
 			   "grant 0x%llx of server %d peer %d, which is well, was reported open",
 			   (unsigned long long)id, server, grant->peer);
+		grant->due = 1;
 		/* What is in the application's hands still is what it was. */
 		if (grant->standing != WALK_PREPARED && !grant->in_hand)
 			grant->standing = WALK_LOOSE;
@@ -210,6 +216,17 @@ static bool is_for(const struct walk_op *op, uint64_t id)
 	return false;
 }
 
+static void missing_has_ended(const struct walk_op *op, uint64_t id, const mwctl_result *results, size_t n)
+{
+	mwctl_grant_info info;
+
+	for (size_t i = 0; i < n; i++)
+		if (results[i].grant == id)
+			return;
+	HOUSE_STATUS(MWCTL_STATUS_STALE_ID,
+		     mwctl_grant_info_get(walk.server[op->server].house.ctx, id, &info, sizeof(info)));
+}
+
 void walk_op_done(void *user, mwctl_status status, const mwctl_result *results, size_t n)
 {
 	struct walk_op *op = user;
@@ -220,8 +237,12 @@ void walk_op_done(void *user, mwctl_status status, const mwctl_result *results, 
 	op->calls++;
 	op->status = status;
 	walk.counts.ops++;
-	WALK_AGREE(n == op->n, "an operation of %zu items ended with %zu", op->n, n);
 	stop_waiting(op);
+	/* What ended as the operation began, by completions that were due, is not among its results. */
+	WALK_AGREE(n == op->n || (op->kind != WALK_GRANTS && n < op->n), "an operation of %zu items ended with %zu",
+		   op->n, n);
+	for (size_t i = 0; n < op->n && i < op->n; i++)
+		missing_has_ended(op, op->ids[i], results, n);
 	for (size_t i = 0; i < n; i++) {
 		if (first == MWCTL_STATUS_OK)
 			first = results[i].status;

@@ -414,6 +414,9 @@ bool walk_poll(struct walk_peer *peer, int most)
 		if (!ours)
 			app_completion(peer, &wc[i]);
 	}
+	/* After a detach that began as this poll did nobody asks. */
+	if (n < most && peer->id.id && !peer->leaving)
+		HOUSE_OK(mwctl_cq_empty(server->house.ctx, cq));
 	if (n)
 		walk_ops_agree(peer->server, now);
 	return n > 0;
