@@ -197,7 +197,6 @@ fn release(mw: &'static Mw) {
     mw.pd().users.leave();
     mw.pd().context().mws.give();
     POOL.put(mw);
-    counters::bump(counters::MW_DEALLOCATED);
 }
 
 pub unsafe extern "C" fn dealloc_mw(mw: *mut ibv_mw) -> c_int {
@@ -233,6 +232,7 @@ pub unsafe extern "C" fn dealloc_mw(mw: *mut ibv_mw) -> c_int {
             }
         }
         release(mw);
+        counters::bump(counters::MW_DEALLOCATED);
         0
     })
 }
