@@ -203,7 +203,7 @@ static void key_again(const struct walk_key *key, const struct walk_peer *peer)
 	walk.counts.keys_again++;
 	WALK_AGREE(!key->grant, "rkey 0x%x was handed out while grant 0x%llx holds it", key->rkey,
 		   (unsigned long long)key->id);
-	if (key->qp_num == peer->qp_num)
+	if (key->server == peer->server && key->peer == peer->id.id)
 		WALK_AGREE(since >= walk.server[peer->server].key_distance,
 			   "rkey 0x%x came back for the same queue pair after %llu grants%s", key->rkey,
 			   (unsigned long long)since, key->deallocated ? ", its window deallocated between" : "");
@@ -232,7 +232,7 @@ struct walk_grant *walk_add(struct walk_peer *peer, const mwctl_request *asked, 
 	WALK_AGREE(key->id != id, "grant id 0x%llx came back", (unsigned long long)id);
 	*key = (struct walk_key){.rkey = rkey, .grant = grant, .id = id, .server = peer->server,
 				 .region = grant->region, .addr = asked->addr, .length = asked->length,
-				 .qp_num = peer->qp_num};
+				 .peer = peer->id.id};
 	walk.counts.grants++;
 	return grant;
 }

@@ -49,7 +49,7 @@ struct walk_key {
 	uint64_t id;               /* the last grant's */
 	int server, region;
 	uint64_t addr, length;
-	uint32_t qp_num;
+	uint64_t peer;             /* whose it was */
 	uint64_t ended;            /* the domain's count of grants when it last ended */
 	bool deallocated;          /* the window behind it may be another since */
 };
