@@ -86,6 +86,8 @@ pub struct Work {
     pub kind: Kind,
     /// The window's generation: a grant that ended meanwhile is no longer this one's business.
     pub generation: u32,
+    /// Of a successor's bind: window and generation of the grant that must be ended before it.
+    pub after: Option<(u32, u32)>,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -121,6 +123,8 @@ pub struct ChainBody {
     pub posted: usize,
     /// The post's outcome is unclear: only its own completion tells that it was posted.
     pub unclear: bool,
+    /// The post was cut before the request that asks for a completion.
+    pub cut: bool,
     /// Whether the last one of a prepared chain asks for a completion.
     pub signal: bool,
     /// Completions that the posted ones ask for, and how many of them came.

@@ -89,6 +89,7 @@ impl Context {
             return;
         }
         body.suspect = false;
+        body.asking = false;
         let begun = self.chains.at(slot).body.lock().begun;
         let mut at = 0;
         while let Some(&earlier) = body.outstanding.get(at) {
@@ -263,7 +264,11 @@ impl Context {
 
     pub fn lose_outstanding(&self, index: u32, body: &mut PeerBody) {
         while let Some(slot) = body.outstanding.pop_front() {
-            let works = std::mem::take(&mut self.chains.at(slot).body.lock().works);
+            let works = {
+                let mut state = self.chains.at(slot).body.lock();
+                body.used -= state.posted as u32;
+                std::mem::take(&mut state.works)
+            };
             for work in &works {
                 let window = self.windows.at(work.window);
                 if !self.concerns(*work) {
@@ -358,6 +363,8 @@ impl Context {
         // deallocation is the proof. A bind that the peer could use has completed.
         let in_hand = right.state == State::Invalidating && window.prepared.load(Ordering::Relaxed);
         if in_hand || matches!(right.state, State::Valid | State::Binding | State::Revoking) {
+            // Its key was bound, whether or not the application has said so yet.
+            window.device_rkey.store(right.rkey, Ordering::Release);
             self.bound(index);
             self.close_window(owner, &mut body, index, Proof::PeerInvalidated, false);
         }

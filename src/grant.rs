@@ -97,9 +97,8 @@ impl Context {
         }
         self.check_certain(checked)?;
         let (index, rkey) = self.take_window(checked.facts.domain).ok_or(Status::PoolEmpty)?;
-        let window = self.windows.at(index);
-        let generation = window.right().generation;
-        window.set_right(&Right {
+        let generation = self.windows.at(index).right().generation;
+        let right = Right {
             state: State::Binding,
             confirmed: false,
             generation,
@@ -109,13 +108,20 @@ impl Context {
             access: request.access,
             addr: request.addr,
             length: request.length,
-        });
-        window.set_bind_waiter(None);
-        self.list(body, index);
-        self.peers.at(checked.peer).grid.insert(index, request.addr, request.length);
-        region.grid.insert(index, request.addr, request.length);
+        };
+        self.enter(checked.peer, body, index, &right);
         count(&self.counters.grants);
         Ok((index, self.make_id(id::Kind::Grant, index, generation), rkey))
+    }
+
+    /// Enters a right into the tables. The peer's lock is held.
+    pub fn enter(&self, peer: u32, body: &mut PeerBody, index: u32, right: &Right) {
+        let window = self.windows.at(index);
+        window.set_right(right);
+        window.set_bind_waiter(None);
+        self.list(body, index);
+        self.peers.at(peer).grid.insert(index, right.addr, right.length);
+        self.regions.at(right.region).grid.insert(index, right.addr, right.length);
     }
 
     /// Memory in which a right could not be proved gone is not granted again.

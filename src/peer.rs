@@ -94,6 +94,8 @@ pub struct PeerBody {
     /// The first of the windows bound, or about to be, to this peer.
     pub first_window: u32,
     pub windows: usize,
+    /// A grant of our own is under way that asks for a completion.
+    pub asking: bool,
     /// Windows to deallocate.
     pub fence: Vec<Fence>,
     pub fencing: bool,

@@ -12,7 +12,10 @@ use crate::op::Outcome;
 use crate::peer::{Life, PeerBody};
 use crate::stats::count;
 use crate::status::{Proof, Result, Status};
-use crate::window::{AHEAD, OpId, State};
+use crate::window::{AHEAD, OpId, Right, State};
+
+/// The line is cleaned of requests whose grants have ended when there are so many.
+const DEAD_ENTRIES: usize = 64;
 
 /// What the application reports of a post that carried a prepared chain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,6 +29,9 @@ pub enum Committed {
 impl Context {
     /// Posts what waits, as far as the budget goes: one post and one signaled completion a chain.
     pub fn pump(&self, index: u32, body: &mut PeerBody) {
+        if body.pending.len() > 2 * body.windows + DEAD_ENTRIES {
+            body.pending.retain(|work| self.concerns(*work));
+        }
         if !body.pending.is_empty() && !body.may_post() {
             self.retry_later(body);
             return self.raise_fd();
@@ -33,18 +39,21 @@ impl Context {
         while body.life == Life::Live && !body.pending.is_empty() && body.used < body.budget {
             let room = ((body.budget - body.used) as usize).min(MAX_CHAIN);
             let more = self.with_works(|works| {
-                self.take_pending(body, room, works);
+                self.take_pending(index, body, room, works);
                 works.is_empty() || self.post_chain(index, body, works)
             });
             if !more {
                 return;
             }
         }
+        if body.life == Life::Live && body.pending.is_empty() {
+            self.ask_behind(index, body);
+        }
     }
 
     /// Takes up to `room` requests out of the line, without those whose turn will not come: their
     /// grant has ended, or is being deallocated.
-    fn take_pending(&self, body: &mut PeerBody, room: usize, works: &mut Vec<Work>) {
+    fn take_pending(&self, index: u32, body: &mut PeerBody, room: usize, works: &mut Vec<Work>) {
         while works.len() < room {
             let Some(work) = body.pending.pop_front() else { return };
             if let Some(ahead) = body.pending.get(AHEAD) {
@@ -55,10 +64,44 @@ impl Context {
                 Kind::Bind => right.state == State::Binding,
                 Kind::Invalidate => matches!(right.state, State::Binding | State::Revoking),
             };
-            if due && right.generation == work.generation {
+            if !due || right.generation != work.generation {
+                continue;
+            }
+            if self.comes_after(work, works) {
                 works.push(work);
+            } else {
+                self.never_bound(index, body, work.window, Outcome::failed(0, Status::NotPosted));
             }
         }
+    }
+
+    /// Whether the grant that must end before a successor's bind has ended, or ends before it in the
+    /// send queue.
+    fn comes_after(&self, work: Work, works: &[Work]) -> bool {
+        let Some((window, generation)) = work.after else { return true };
+        let right = self.windows.at(window).right();
+        right.generation != generation
+            || right.state == State::Invalidating
+            || works.iter().any(|other| other.window == window && other.kind == Kind::Invalidate)
+    }
+
+    /// Brings a completion behind requests that lost theirs when a post was cut: a grant of the same
+    /// right under a key that nobody is told, and its revocation. Nothing goes out to the peer.
+    fn ask_behind(&self, index: u32, body: &mut PeerBody) {
+        let last = body.outstanding.back().and_then(|slot| {
+            let state = self.chains.at(*slot).body.lock();
+            state.works.last().filter(|_| state.cut).copied()
+        });
+        let Some(last) = last.filter(|work| !body.asking && self.concerns(*work)) else { return };
+        let Some((window, rkey)) = self.take_window(body.domain) else { return };
+        body.asking = true;
+        let like = self.windows.at(last.window).right();
+        let generation = self.windows.at(window).right().generation;
+        let right = Right { state: State::Binding, confirmed: false, generation, rkey, ..like };
+        self.enter(index, body, window, &right);
+        body.pending.push_back(self.work(window, Kind::Bind));
+        self.start_revoke(index, body, window);
+        self.pump(index, body);
     }
 
     /// Posts these requests as a chain; what is not posted goes back to the head of the line. False
@@ -105,6 +148,7 @@ impl Context {
             state.asked = if body.signal_all { posted } else { usize::from(posted == n) };
             state.seen_of_asked = 0;
             state.unclear = matches!(result, Posted::Unclear(_));
+            state.cut = posted < n;
             state.begun = body.sequence;
             state.committed = body.sequence;
             state.seen = self.queues.at(body.send_queue).seen();
@@ -123,53 +167,25 @@ impl Context {
             // The application's own requests fill the queue: room comes with its completions.
             self.retry_later(body);
         } else {
-            return self.refused(index, body, qp, posted, error);
+            return self.refused(index, body, qp, error);
         }
         false
     }
 
     /// The provider refuses the request that is first in line now: that one ends, and the others go
     /// on if the QP does. True if more may be posted.
-    fn refused(&self, index: u32, body: &mut PeerBody, qp: Qp, posted: usize, error: Errno) -> bool {
+    fn refused(&self, index: u32, body: &mut PeerBody, qp: Qp, error: Errno) -> bool {
         if !matches!(qp.query(), Ok(facts) if facts.state == verbs::IBV_QPS_RTS) {
             body.suspect = true;
             self.drop_pending(index, body, Status::PostFailed, error.0);
             return false;
         }
         if let Some(work) = body.pending.pop_front() {
-            self.drop_work(
-                index,
-                body,
-                work,
-                Outcome { error: error.0, ..Outcome::failed(0, Status::PostFailed) },
-            );
-        }
-        if posted > 0 && body.pending.is_empty() {
-            self.post_marker(index, body, qp);
+            let may_move = work.kind == Kind::Invalidate && self.may_move(work.window);
+            let outcome = Outcome { error: error.0, ..Outcome::failed(0, Status::PostFailed) };
+            self.drop_work(index, body, work, outcome, may_move);
         }
         true
-    }
-
-    /// Asks for a completion behind requests that asked for none.
-    fn post_marker(&self, index: u32, body: &mut PeerBody, qp: Qp) {
-        let Some(slot) = self.chains.take() else { return };
-        let chain = self.chains.at(slot);
-        let generation = chain.generation.load(Ordering::Acquire);
-        chain.peer.store(index, Ordering::Release);
-        let id = WrId { slot, generation, position: 0 };
-        count(&self.counters.posts);
-        if qp.post(&mut [verbs::marker_wr(self.wr_ids.make(id))]) != Posted::All {
-            return self.free_chain(slot);
-        }
-        body.sequence += 1;
-        let mut state = chain.body.lock();
-        state.stage = Stage::Posted;
-        state.works.clear();
-        (state.posted, state.asked, state.seen_of_asked, state.unclear) = (1, 1, 0, false);
-        (state.begun, state.committed) = (body.sequence, body.sequence);
-        state.seen = self.queues.at(body.send_queue).seen();
-        body.used += 1;
-        body.outstanding.push_back(slot);
     }
 
     fn put_back(&self, body: &mut PeerBody, works: &[Work]) {
@@ -180,7 +196,7 @@ impl Context {
 
     /// A request for a window's present grant.
     pub fn work(&self, window: u32, kind: Kind) -> Work {
-        Work { window, kind, generation: self.windows.at(window).right().generation }
+        Work { window, kind, generation: self.windows.at(window).right().generation, after: None }
     }
 
     /// Whether a request's grant has not ended meanwhile.
@@ -223,18 +239,19 @@ impl Context {
     /// What waits and can't be posted: binds fail, invalidates become deallocations.
     pub fn drop_pending(&self, index: u32, body: &mut PeerBody, status: Status, error: i32) {
         while let Some(work) = body.pending.pop_front() {
-            self.drop_work(index, body, work, Outcome { error, ..Outcome::failed(0, status) });
+            let outcome = Outcome { error, ..Outcome::failed(0, status) };
+            self.drop_work(index, body, work, outcome, true);
         }
     }
 
-    fn drop_work(&self, index: u32, body: &mut PeerBody, work: Work, outcome: Outcome) {
+    fn drop_work(&self, index: u32, body: &mut PeerBody, work: Work, outcome: Outcome, may_move: bool) {
         let state = self.windows.at(work.window).state();
         if !self.concerns(work) || state == State::Deallocating {
             return;
         }
         match work.kind {
             Kind::Bind => self.never_bound(index, body, work.window, outcome),
-            Kind::Invalidate => self.to_deallocate(index, body, work.window, true),
+            Kind::Invalidate => self.to_deallocate(index, body, work.window, may_move),
         }
     }
 
@@ -353,6 +370,7 @@ impl Context {
             (Committed::First(n), Early::Nothing) => n.min(all),
         };
         state.unclear = outcome == Committed::Unclear;
+        state.cut = false;
         body.prepared -= 1;
         body.used -= (all - posted) as u32;
         body.sequence += 1;

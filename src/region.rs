@@ -13,6 +13,7 @@ use crate::memory::Mapping;
 use crate::status::{Result, Status};
 
 pub const DEFAULT_BLOCK: u64 = 2 << 20;
+const MAX_BLOCKS: u64 = 1 << 26;
 
 /// What a window may carry.
 pub const RIGHTS: u32 =
@@ -205,6 +206,12 @@ impl Context {
         block: u64,
     ) -> Result<u64> {
         let block = if block == 0 { DEFAULT_BLOCK } else { block };
+        if facts.length / block > MAX_BLOCKS {
+            if mapping.is_some() {
+                let _ = facts.mr.deregister();
+            }
+            return Err(Status::TooMany);
+        }
         let index = match self.regions.take() {
             Some(index) => index,
             None => {

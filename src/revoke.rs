@@ -261,7 +261,7 @@ impl Context {
     }
 
     /// Whether the newest revocation of a window lets its QP be moved to ERR.
-    fn may_move(&self, window_index: u32) -> bool {
+    pub fn may_move(&self, window_index: u32) -> bool {
         let newest = self.windows.at(window_index).revoke_waiter();
         newest.is_some_and(|waiter| self.op(waiter.op).body.lock().kill != Kill::Never)
     }
@@ -503,6 +503,9 @@ impl Context {
         let fresh = self.windows.at(window).right().generation;
         let item = self.op(op).add_item(window, fresh, id);
         self.push_bind(Waiter { op, item }, window, &mut body);
+        if let Some(bind) = body.pending.back_mut() {
+            bind.after = Some((old, generation));
+        }
         self.pump(owner, &mut body);
         Ok(true)
     }

@@ -39,11 +39,15 @@ impl Context {
     /// Ends the thread and waits for it. Does nothing without one. Not from a callback that runs
     /// on that thread.
     pub fn service_stop(&self) -> Result<()> {
-        let Some(service) = ({ self.service.lock().take() }) else { return Ok(()) };
-        if service.thread.thread().id() == std::thread::current().id() {
-            *self.service.lock() = Some(service);
-            return Err(Status::WouldDeadlock);
-        }
+        let service = {
+            let mut running = self.service.lock();
+            let this = std::thread::current().id();
+            if running.as_ref().is_some_and(|service| service.thread.thread().id() == this) {
+                return Err(Status::WouldDeadlock);
+            }
+            running.take()
+        };
+        let Some(service) = service else { return Ok(()) };
         service.stop.store(true, Ordering::Release);
         self.wake_service();
         service.thread.join().map_err(|_| Status::Poisoned)

@@ -1,8 +1,6 @@
 //! The work requests that this project posts.
 
-use crate::{
-    ibv_mr, ibv_mw, ibv_send_wr, IBV_SEND_SIGNALED, IBV_WR_BIND_MW, IBV_WR_LOCAL_INV, IBV_WR_RDMA_WRITE,
-};
+use crate::{ibv_mr, ibv_mw, ibv_send_wr, IBV_WR_BIND_MW, IBV_WR_LOCAL_INV};
 use std::mem::zeroed;
 
 /// A right to bind: which part of which region, for what.
@@ -55,15 +53,10 @@ pub fn local_inv_wr(wr_id: u64, send_flags: u32, rkey: u32) -> ibv_send_wr {
     wr
 }
 
-/// A write of nothing: it touches no memory and needs no key, and completes in its turn.
-pub fn marker_wr(wr_id: u64) -> ibv_send_wr {
-    blank(wr_id, IBV_WR_RDMA_WRITE, IBV_SEND_SIGNALED)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::IBV_ACCESS_REMOTE_WRITE;
+    use crate::{IBV_ACCESS_REMOTE_WRITE, IBV_SEND_SIGNALED};
 
     #[test]
     fn a_bind_carries_its_window_and_nothing_else() {
