@@ -148,6 +148,7 @@ impl Context {
             let ends = window.invalidate.load(Ordering::Relaxed);
             window.set_state(if ends { State::Revoking } else { State::Valid });
         }
+        window.unclear.store(false, Ordering::Relaxed);
         window.set_confirmed();
         if let Some(waiter) = window.take_bind_waiter() {
             let right = window.right();
@@ -206,6 +207,7 @@ impl Context {
         window.posted.store(0, Ordering::Relaxed);
         window.prepared.store(false, Ordering::Relaxed);
         window.invalidate.store(false, Ordering::Relaxed);
+        window.unclear.store(false, Ordering::Relaxed);
         if window.uncertain.swap(false, Ordering::Relaxed) {
             self.regions.at(right.region).uncertain.fetch_sub(1, Ordering::AcqRel);
         }

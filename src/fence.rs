@@ -291,7 +291,9 @@ impl Context {
         let queue = self.queues.at(body.send_queue);
         body.outstanding.iter().any(|slot| {
             let state = self.chains.at(*slot).body.lock();
-            state.works.iter().any(|work| work.window == window) && queue.was_emptied_since(state.seen)
+            let carries = state.works.iter().any(|work| work.window == window);
+            // One that asked for no completion can't be missed.
+            carries && state.asked > 0 && queue.was_emptied_since(state.seen)
         })
     }
 

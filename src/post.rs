@@ -154,7 +154,7 @@ impl Context {
             state.seen = self.queues.at(body.send_queue).seen();
             for work in &state.works {
                 self.windows.at(work.window).posted.fetch_add(1, Ordering::Relaxed);
-                self.note_posted(*work);
+                self.note_posted(*work, state.unclear);
             }
             body.used += posted as u32;
             body.outstanding.push_back(slot);
@@ -204,10 +204,11 @@ impl Context {
         self.windows.at(work.window).right().generation == work.generation
     }
 
-    fn note_posted(&self, work: Work) {
+    fn note_posted(&self, work: Work, unclear: bool) {
         let window = self.windows.at(work.window);
         match work.kind {
             Kind::Bind => {
+                window.unclear.store(unclear, Ordering::Relaxed);
                 window.device_rkey.store(window.right().rkey, Ordering::Release);
                 self.count_posted(1, 0);
             }
@@ -393,7 +394,7 @@ impl Context {
         state.seen = self.queues.at(body.send_queue).seen();
         for work in works[..posted].iter().filter(|work| self.concerns(**work)) {
             self.windows.at(work.window).prepared.store(false, Ordering::Relaxed);
-            self.note_posted(*work);
+            self.note_posted(*work, state.unclear);
         }
         body.suspect |= outcome == Committed::Unclear;
         if posted == 0 {

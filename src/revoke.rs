@@ -241,7 +241,8 @@ impl Context {
             State::Binding | State::Valid if window.invalidate.load(Ordering::Relaxed) => {}
             State::Binding | State::Valid => {
                 let under_way = window.posted.load(Ordering::Relaxed) > 0;
-                if body.life == Life::Live && (under_way || !body.is_hopeless()) {
+                let unclear = window.unclear.load(Ordering::Relaxed);
+                if body.life == Life::Live && !unclear && (under_way || !body.is_hopeless()) {
                     if window.state() == State::Valid {
                         window.set_state(State::Revoking);
                     }
@@ -276,6 +277,7 @@ impl Context {
             _ => false,
         };
         let claimed = window.prepared.load(Ordering::Relaxed)
+            || window.unclear.load(Ordering::Relaxed)
             || window.invalidate.load(Ordering::Relaxed)
             || window.revoke_waiter().is_some();
         bound && !claimed
