@@ -88,11 +88,9 @@ impl Context {
     /// Brings a completion behind requests that lost theirs when a post was cut: a grant of the same
     /// right under a key that nobody is told, and its revocation. Nothing goes out to the peer.
     fn ask_behind(&self, index: u32, body: &mut PeerBody) {
-        let last = body.outstanding.back().and_then(|slot| {
-            let state = self.chains.at(*slot).body.lock();
-            state.works.last().filter(|_| state.cut).copied()
-        });
-        let Some(last) = last.filter(|work| !body.asking && self.concerns(*work)) else { return };
+        let Some(last) = self.last_cut(body).filter(|work| !body.asking && self.concerns(*work)) else {
+            return;
+        };
         let Some((window, rkey)) = self.take_window(body.domain) else { return };
         body.asking = true;
         let like = self.windows.at(last.window).right();
@@ -102,6 +100,14 @@ impl Context {
         body.pending.push_back(self.work(window, Kind::Bind));
         self.start_revoke(index, body, window);
         self.pump(index, body);
+        // Cut as well: the next occasion tries again.
+        body.asking = self.last_cut(body).is_none();
+    }
+
+    /// The last request of the newest chain, if that lost its completion.
+    fn last_cut(&self, body: &PeerBody) -> Option<Work> {
+        let state = self.chains.at(*body.outstanding.back()?).body.lock();
+        state.works.last().filter(|_| state.cut).copied()
     }
 
     /// Posts these requests as a chain; what is not posted goes back to the head of the line. False

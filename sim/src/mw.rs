@@ -197,6 +197,7 @@ fn release(mw: &'static Mw) {
     mw.pd().users.leave();
     mw.pd().context().mws.give();
     POOL.put(mw);
+    counters::bump(counters::MW_DEALLOCATED);
 }
 
 pub unsafe extern "C" fn dealloc_mw(mw: *mut ibv_mw) -> c_int {
@@ -232,7 +233,6 @@ pub unsafe extern "C" fn dealloc_mw(mw: *mut ibv_mw) -> c_int {
             }
         }
         release(mw);
-        counters::bump(counters::MW_DEALLOCATED);
         0
     })
 }

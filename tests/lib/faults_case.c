@@ -286,7 +286,21 @@ static enum fc_fate refused(const struct fc_case *c, int chain, int at)
 	if (is_soft(c->error, c->os_error))
 		/* Cut further on, each attempt gets a little further; a thread that sleeps makes few. */
 		return !c->always ? FC_DONE : cut == 0 ? FC_WAITS : c->drive == FC_WAIT_YOURS ? FC_TRIES : FC_DONE;
-	return chain == c->nth && at < cut ? FC_LEFT : FC_DROPPED;
+	/* The one that is refused ends; those before it and behind it go on, unless each post meets
+	 * the same. */
+	if (c->always)
+		return cut == 0 ? FC_DROPPED : FC_EITHER;
+	if (chain == c->nth && at == cut)
+		return FC_DROPPED;
+	/* A successor is not bound without its predecessor's LOCAL_INV. */
+	return c->op == FC_REGRANT && chain == c->nth && cut == 0 && at == 1 ? FC_UNPOSTED : FC_DONE;
+}
+
+/* A post that fails for another reason than lack of room. */
+bool fc_is_refused(const struct fc_case *c)
+{
+	return (c->fault == FC_POST_FAIL || c->fault == FC_POST_CUT) && !fc_is_prepared(c->op) &&
+	       !is_soft(c->error, c->os_error);
 }
 
 /* Prepared chains that revoke have a completion for each work request, and the last may have to
@@ -352,6 +366,9 @@ enum fc_fate fc_fate(const struct fc_case *c, int index)
 	int works = fc_works(c);
 	int length = fc_is_prepared(c->op) || c->budget > works ? works : c->budget;
 
+	/* What is refused goes, and what of the rest is posted and seen in time depends on the room. */
+	if (c->drive == FC_LOOP_DEAF && fc_is_refused(c))
+		return FC_EITHER;
 	/* Nobody sees the first chain's completion, so no other is posted. */
 	if (c->drive == FC_LOOP_DEAF && index >= length && fate != FC_WAITS &&
 	    !(fate == FC_DROPPED && (c->nth == 0 || c->fault == FC_QP_RESET_BEFORE)) && fate != FC_LOST)
@@ -399,6 +416,10 @@ static unsigned int allowed_grant(const struct fc_case *c, enum fc_fate fate)
 		return FC_TIMED_OUT | with_old;
 	case FC_LOST:
 		return FC_BIND_FAILED | FC_REFUSED | (deaf ? FC_TIMED_OUT | FC_TIMED_OUT_VOID : 0);
+	case FC_UNPOSTED:
+		return FC_NOT_POSTED;
+	case FC_EITHER:
+		return FC_GRANTED | FC_POST_FAILED | FC_TIMED_OUT | FC_TIMED_OUT_VOID | FC_NOT_POSTED;
 	case FC_TRIES:
 		return FC_GRANTED | FC_TIMED_OUT | FC_TIMED_OUT_VOID | with_old;
 	case FC_MAYBE:
@@ -431,6 +452,8 @@ static unsigned int allowed_revoke(const struct fc_case *c, enum fc_fate fate)
 		return FC_INVALIDATED | FC_FENCED | FC_DEALLOCATED | deaf;
 	case FC_WIPED:
 		return FC_DEALLOCATED | FC_FENCED | (fc_is_detach(c->op) ? 0 : FC_OPEN);
+	case FC_EITHER:
+		return FC_INVALIDATED | FC_DEALLOCATED | FC_OPEN | (kills ? FC_FENCED : 0);
 	case FC_TRIES:
 		return FC_INVALIDATED | FC_DEALLOCATED | (kills ? FC_FENCED : FC_OPEN);
 	case FC_UNPOSTED:
@@ -492,7 +515,7 @@ bool fc_ends_early(const struct fc_case *c)
 	for (int i = 0; i < fc_works(c); i++) {
 		enum fc_fate fate = fc_fate(c, i);
 
-		if (fate == FC_LEFT || fate == FC_WAITS || fate == FC_SILENT || fate == FC_BEHIND ||
+		if (fate == FC_LEFT || fate == FC_EITHER || fate == FC_WAITS || fate == FC_SILENT || fate == FC_BEHIND ||
 		    fate == FC_WIPED || fate == FC_TRIES)
 			return false;
 	}

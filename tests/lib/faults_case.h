@@ -150,10 +150,12 @@ enum fc_fate {
 	FC_LOST,       /* its queue pair failed */
 	FC_MAYBE,      /* its queue pair failed after it */
 	FC_WIPED,      /* its queue pair was reset */
+	FC_EITHER,     /* refused, or posted where a later post is cut */
 	FC_TRIES,      /* posted bit by bit: it may get there before the deadline or not */
 	FC_UNPOSTED    /* the application's own post left it out */
 };
 
+bool fc_is_refused(const struct fc_case *c);
 const char *fc_op_name(enum fc_op op);
 /* The row of the table. */
 void fc_row_name(const struct fc_case *c, char *to, size_t size);

@@ -297,7 +297,7 @@ static void check_books(const struct fc_case *c)
 	}
 	HOUSE_OK(mwctl_range_grants(house->ctx, fc_scene.region, first, FC_BLOCK, ids, FC_KEYS, &listed));
 	/* A bind that failed and whose window is not proved gone has no id to be told. */
-	if (fc_is_fatal(c->fault) || c->call)
+	if (fc_is_fatal(c->fault) || c->call || (fc_is_refused(c) && (c->always || c->drive == FC_LOOP_DEAF)))
 		RC_CHECK(listed >= open);
 	else if (c->op != FC_DETACH_PREPARED)
 		RC_CHECK_EQ(open, listed);
@@ -323,7 +323,7 @@ static void check_kills(const struct fc_case *c)
 	for (int i = 0; i < play->works; i++) {
 		enum fc_fate fate = fc_fate(c, i);
 
-		silent |= fate == FC_SILENT || fate == FC_LEFT || fate == FC_WIPED || fate == FC_BEHIND;
+		silent |= fate == FC_SILENT || fate == FC_EITHER || fate == FC_LEFT || fate == FC_WIPED || fate == FC_BEHIND;
 	}
 	if (fc_is_gone(c->op)) {
 		RC_CHECK_EQ(0, play->modifies);

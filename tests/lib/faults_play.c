@@ -266,7 +266,7 @@ static void end_faults(const struct fc_case *c)
 			fail_victim(false);
 	}
 	mwctl_sim_faults_clear();
-	fc_hooks = (struct fc_hooks){.faked = fc_hooks.faked};
+	fc_hooks = (struct fc_hooks){0};
 	receive_at_last();
 	if ((c->fault == FC_QP_SQD_BEFORE || c->fault == FC_QP_SQD_AFTER) && fc_state(FC_VICTIM) == IBV_QPS_SQD)
 		rc_qp_modify(house->client[FC_VICTIM].pair.server.qp, IBV_QPS_RTS);

@@ -62,8 +62,6 @@ struct fc_hooks {
 	int poll_skip;
 	bool poll_always;
 	bool struck;
-	/* Deallocations that the device only pretended to do. */
-	uint64_t faked;
 	bool fatal;
 };
 extern struct fc_hooks fc_hooks;
