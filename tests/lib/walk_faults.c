@@ -228,6 +228,7 @@ void walk_fault_fatal(void)
 	walk_say(" fatal:");
 	id = order((struct mwctl_sim_fault){.kind = MWCTL_SIM_DEVICE_FATAL});
 	walk.fatal = true;
+	walk.counts.fatal++;
 	for (int i = 0; i < 6; i++) {
 		struct walk_peer *peer = walk_some_peer(-1);
 		struct walk_server *server = &walk.server[peer->server];

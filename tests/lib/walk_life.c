@@ -133,7 +133,9 @@ void walk_close_servers(void)
 	if (!walk.sim)
 		return;
 	RC_CHECK_EQ(0, mwctl_sim_counters_get(&counters, sizeof(counters)));
-	RC_CHECK_EQ(counters.mw_allocated, counters.mw_deallocated);
+	/* Deallocations that the device faked are not in its count; the PDs are free all the same. */
+	if (!walk.counts.fatal)
+		RC_CHECK_EQ(counters.mw_allocated, counters.mw_deallocated);
 	RC_CHECK_EQ(counters.mr_registered, counters.mr_deregistered);
 	RC_CHECK_EQ(0, counters.misuse);
 }

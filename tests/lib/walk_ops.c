@@ -308,6 +308,7 @@ bool walk_ops_adopt(const struct walk_peer *peer, const mwctl_request *asked, ui
 			    it->access != asked->access)
 				continue;
 			op->ids[k] = id;
+			walk_say(" (0x%llx)", (unsigned long long)id);
 			return true;
 		}
 	}
