@@ -85,6 +85,31 @@ static void abort_after_the_completion(void)
 	house_ok("an abort after the completion was seen: the grant stays, and can be revoked");
 }
 
+/* The same for a bind: it is not confirmed, and its revocation invalidates nothing that may not be
+ * bound. */
+static void unclear_grant(void)
+{
+	mwctl_request ask = house_ask(&house, 0, 0, 4096, HOUSE_WRITE);
+	mwctl_result good = house_grant(&house, 1, 65536, 4096, HOUSE_WRITE), grant, out;
+	mwctl_grant_info info;
+	struct ibv_send_wr wr;
+	mwctl_token token;
+
+	HOUSE_OK(mwctl_grant_prepare(house.ctx, &ask, 1, &wr, &grant, &token));
+	HOUSE_OK(mwctl_commit(house.ctx, token, EIO, NULL, NULL));
+	later_completion();
+	HOUSE_OK(mwctl_grant_info_get(house.ctx, grant.grant, &info, sizeof(info)));
+	RC_CHECK_EQ(0, info.confirmed);
+	HOUSE_OK(mwctl_revoke(house.ctx, grant.grant, 200000, &out));
+	RC_CHECK(out.proof == MWCTL_PROOF_DEALLOCATED || out.proof == MWCTL_PROOF_QP_FENCED);
+	house_check_misuse();
+	HOUSE_WRITE_FAILS(&house, 0, 0, grant.rkey, 0x21);
+	HOUSE_WRITE_LANDS(&house, 1, 65536, good.rkey, 0x22);
+	HOUSE_OK(mwctl_revoke(house.ctx, good.grant, 0, NULL));
+	rejoin();
+	house_ok("a bind that may not be posted is neither confirmed nor invalidated");
+}
+
 int main(void)
 {
 	struct house_options options = {.peer.budget = 1};
@@ -94,6 +119,8 @@ int main(void)
 	house_close(&house);
 	house_open(&house, NULL);
 	unclear_revocation();
+	if (mwctl_sim_present())
+		unclear_grant();
 	house_close(&house);
 	return 0;
 }
