@@ -27,8 +27,6 @@ esac
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit
 root=$PWD
 
-# Under the thread sanitizer, beside threads: what has threads of its own.
-with_threads=(service completions)
 walk_steps=$((seconds * 20000 / 60))
 longest=(faults reuse)
 # Of one program beside threads, in seconds.
@@ -130,6 +128,17 @@ build_programs() {
 	done
 }
 
+# Of the programs that source files of tests/lib make.
+names() {
+	local source name
+	while read -r source; do
+		name=$(basename "$source" .c)
+		[[ -f ${source%.c}.h ]] && continue
+		[[ $seconds -lt 60 && " ${longest[*]} " == *" $name "* ]] && continue
+		echo "$name"
+	done
+}
+
 # Of the program that a source file makes; two folders have some in common.
 name_of() {
 	local name
@@ -206,16 +215,11 @@ sanitize() {
 	if [[ $kind == thread ]]; then
 		runtime=$runtimes/librustc-stable_rt.tsan.a reported=66
 		export TSAN_OPTIONS="exitcode=$reported:suppressions='$root/scripts/tsan.supp':print_suppressions=0"
-		programs=(threads "${with_threads[@]}")
+		mapfile -t programs < <(grep -lE 'pthread_create|mwctl_service_start' tests/lib/*.c | names)
 	else
 		runtime=$runtimes/librustc-stable_rt.asan.a reported=99
 		export ASAN_OPTIONS="exitcode=$reported:detect_leaks=1:detect_stack_use_after_return=1:strict_string_checks=1"
-		for source in tests/lib/*.c; do
-			name=$(basename "$source" .c)
-			[[ -f ${source%.c}.h ]] && continue
-			[[ $seconds -lt 60 && " ${longest[*]} " == *" $name "* ]] && continue
-			programs+=("$name")
-		done
+		mapfile -t programs < <(printf '%s\n' tests/lib/*.c | names)
 	fi
 	[[ -f $runtime ]] || die "the Rust compiler has no $runtime"
 	if ! build_libraries || ! build_programs "${programs[@]/%/.c}"; then
