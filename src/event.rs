@@ -239,7 +239,7 @@ impl Context {
             let mut body = op.body.lock();
             let status = body.status();
             let detaches = body.detaches.take();
-            (body.callback.take(), std::mem::take(&mut body.outcomes), status, detaches)
+            (body.callback.take(), body.take_outcomes(), status, detaches)
         };
         if let Some(peer) = detaches.filter(|_| status == Status::Ok) {
             status = Status::from(self.peer_forget(peer));

@@ -135,7 +135,8 @@ impl Context {
         region.grid.each_near(addr, length, |window| {
             let place = self.windows.at(window);
             let right = place.right();
-            let touches = right.region == checked.region && right.overlaps(addr, length);
+            let touches =
+                right.region == checked.region && right.overlaps(addr, length) && !self.is_hidden(window);
             free &= !(touches && place.uncertain.load(Ordering::Relaxed));
         });
         if free { Ok(()) } else { Err(Status::RangeUncertain) }

@@ -71,6 +71,8 @@ pub enum Phase {
 pub struct Item {
     pub window: u32,
     pub generation: u32,
+    /// A grant of the library's own: not among the outcomes that are told.
+    pub hidden: bool,
     /// An older revocation that waits for the same window.
     pub behind: Option<Waiter>,
     pub done: bool,
@@ -132,7 +134,7 @@ impl Op {
 
     pub fn add_item(&self, window: u32, generation: u32, grant: u64) -> u32 {
         let mut body = self.body.lock();
-        body.items.push(Item { window, generation, behind: None, done: false });
+        body.items.push(Item { window, generation, hidden: false, behind: None, done: false });
         body.outcomes.push(Outcome { grant, ..Outcome::PENDING });
         body.remaining += 1;
         body.items.len() as u32 - 1
@@ -141,7 +143,7 @@ impl Op {
     /// An item that ended before it began.
     pub fn add_ended(&self, outcome: Outcome) {
         let mut body = self.body.lock();
-        body.items.push(Item { window: 0, generation: 0, behind: None, done: true });
+        body.items.push(Item { window: 0, generation: 0, hidden: false, behind: None, done: true });
         body.outcomes.push(outcome);
     }
 
@@ -149,16 +151,15 @@ impl Op {
     /// to poll. `enlist` puts it before those that wait already and returns them.
     pub fn add_revocation(
         &self,
-        window: u32,
-        generation: u32,
+        item: Item,
         outcome: Outcome,
         peer: u32,
         queue: Option<u32>,
         enlist: impl FnOnce(u32) -> Option<Waiter>,
     ) {
         let mut body = self.body.lock();
-        let item = body.items.len() as u32;
-        body.items.push(Item { window, generation, behind: enlist(item), done: false });
+        let behind = enlist(body.items.len() as u32);
+        body.items.push(Item { behind, ..item });
         body.outcomes.push(outcome);
         body.remaining += 1;
         body.add_peer(peer);
@@ -292,6 +293,17 @@ impl OpBody {
         if self.queues.last() != Some(&queue) && !self.queues.contains(&queue) {
             self.queues.push(queue);
         }
+    }
+
+    /// Takes the outcomes that are told.
+    pub fn take_outcomes(&mut self) -> Vec<Outcome> {
+        let mut outcomes = std::mem::take(&mut self.outcomes);
+        let mut at = 0;
+        outcomes.retain(|_| {
+            at += 1;
+            !self.items[at - 1].hidden
+        });
+        outcomes
     }
 
     /// Ends an item. False if it had ended, or isn't there.

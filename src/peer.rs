@@ -333,7 +333,7 @@ impl Context {
         }
         let op = self.begin_op(timeout_us, Kill::Always, callback)?;
         self.op(op).body.lock().detaches = Some(peer);
-        self.revoke_all_of(op, peer);
+        self.revoke_all_of(op, peer, true);
         self.end_begin(op);
         Ok(op)
     }
@@ -349,7 +349,7 @@ impl Context {
             self.peer_lost(index, &mut body, Life::Gone);
         }
         let op = self.begin_op(timeout_us, Kill::Never, None)?;
-        self.revoke_all_of(op, peer);
+        self.revoke_all_of(op, peer, true);
         self.end_begin(op);
         self.wait_for_all(op, |_| {})?;
         self.peer_forget(peer)

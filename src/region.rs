@@ -336,7 +336,8 @@ impl Context {
         }
         self.regions.at(region).grid.each_near(addr, length, |window| {
             let right = self.windows.at(window).right();
-            open |= right.state.is_open() && right.region == region && right.overlaps(addr, length);
+            let usable = right.state.is_open() && !self.is_hidden(window);
+            open |= usable && right.region == region && right.overlaps(addr, length);
         });
         open
     }

@@ -5,7 +5,7 @@ use crate::context::Context;
 use crate::cq::Mode;
 use crate::grant::{Checked, Request};
 use crate::id;
-use crate::op::{Callback, Kill, Outcome};
+use crate::op::{Callback, Item, Kill, Outcome};
 use crate::peer::{Life, PeerBody};
 use crate::status::{Result, Status};
 use crate::transfer::Move;
@@ -41,7 +41,7 @@ impl Context {
         let (_, slot) = self.peer(peer)?;
         self.check_may_wait(&slot.body.lock())?;
         let op = self.begin_op(timeout_us, kill, None)?;
-        self.revoke_all_of(op, peer);
+        self.revoke_all_of(op, peer, false);
         self.end_begin(op);
         let mut ended = 0;
         self.wait_for_all(op, |outcomes| ended = outcomes.len())?;
@@ -58,7 +58,7 @@ impl Context {
         let (_, slot) = self.peer(peer)?;
         self.check_thread(&slot.body.lock())?;
         let op = self.begin_op(timeout_us, kill, Some(callback))?;
-        self.revoke_all_of(op, peer);
+        self.revoke_all_of(op, peer, false);
         self.end_begin(op);
         Ok(())
     }
@@ -224,7 +224,10 @@ impl Context {
         let grant = self.make_id(id::Kind::Grant, window_index, right.generation);
         let outcome = Outcome { grant, ..Outcome::PENDING };
         let queue = (body.mode == Mode::Ours).then_some(body.send_queue);
-        self.op(op).add_revocation(window_index, right.generation, outcome, owner, queue, |item| {
+        let hidden = self.is_hidden(window_index);
+        let entry =
+            Item { window: window_index, generation: right.generation, hidden, behind: None, done: false };
+        self.op(op).add_revocation(entry, outcome, owner, queue, |item| {
             window.swap_revoke_waiter(Some(Waiter { op, item }))
         });
         Ok(())
@@ -284,7 +287,7 @@ impl Context {
     }
 
     /// Adds all that a peer holds to a revocation.
-    pub fn revoke_all_of(&self, op: OpId, peer: u64) {
+    pub fn revoke_all_of(&self, op: OpId, peer: u64, leaves: bool) {
         let Ok((index, slot)) = self.peer(peer) else { return };
         self.look_at(slot.recv_queue.load(Ordering::Acquire));
         let mut body = slot.body.lock();
@@ -294,7 +297,9 @@ impl Context {
         let mut window = body.first_window;
         while window != NONE {
             let next = self.windows.at(window).next.load(Ordering::Relaxed);
-            if self.attach(op, index, &mut body, window, None).is_ok() {
+            // One of our own ends by itself; a peer that leaves waits for it.
+            let wanted = leaves || !self.is_hidden(window);
+            if wanted && self.attach(op, index, &mut body, window, None).is_ok() {
                 self.start_revoke(index, &mut body, window);
             }
             window = next;
@@ -479,7 +484,11 @@ impl Context {
         let step = Move { grant, request: *request };
         let result = self.transfer(&[step], timeout_us, Kill::default(), &mut moved);
         *out = [moved[1], moved[0]];
-        result
+        // The old right's news comes first.
+        result.map_err(|status| match out[0].status {
+            Status::Ok => status,
+            first => first,
+        })
     }
 
     /// False, and nothing done, if the send queue can't be relied on.

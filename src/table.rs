@@ -58,14 +58,19 @@ impl Context {
         let window = self.windows.at(window);
         let unposted =
             || window.posted.load(Ordering::Relaxed) == 0 || window.prepared.load(Ordering::Relaxed);
-        state.is_open() && !(state == State::Binding && unposted())
+        state.is_open() && !window.hidden.load(Ordering::Relaxed) && !(state == State::Binding && unposted())
     }
 
     /// The open grant whose rkey this is. Reads without a lock. Never waits.
     pub fn find_rkey(&self, rkey: u32) -> Option<GrantFacts> {
         let window = self.rkeys.get(rkey >> 8)?;
         let right = self.windows.at(window).right();
-        (right.state.is_open() && right.rkey == rkey).then(|| self.facts_of(window, right))
+        let known = right.state.is_open() && right.rkey == rkey && !self.is_hidden(window);
+        known.then(|| self.facts_of(window, right))
+    }
+
+    pub fn is_hidden(&self, window: u32) -> bool {
+        self.windows.at(window).hidden.load(Ordering::Relaxed)
     }
 
     pub fn grant_facts(&self, grant: u64) -> Result<GrantFacts> {
@@ -95,11 +100,15 @@ impl Context {
         let mut found = 0;
         let mut window = body.first_window;
         while window != NONE {
+            let here = window;
+            window = self.windows.at(here).next.load(Ordering::Relaxed);
+            if self.is_hidden(here) {
+                continue;
+            }
             if let Some(place) = out.get_mut(found) {
-                *place = self.make_id(id::Kind::Grant, window, self.windows.at(window).right().generation);
+                *place = self.make_id(id::Kind::Grant, here, self.windows.at(here).right().generation);
             }
             found += 1;
-            window = self.windows.at(window).next.load(Ordering::Relaxed);
         }
         Ok(found)
     }
@@ -111,7 +120,8 @@ impl Context {
         for window in 0..self.windows.len() as u32 {
             let place = self.windows.at(window);
             let right = place.right();
-            if place.domain.load(Ordering::Acquire) != index || !right.state.is_open() {
+            let open = right.state.is_open() && !self.is_hidden(window);
+            if place.domain.load(Ordering::Acquire) != index || !open {
                 continue;
             }
             if let Some(free) = out.get_mut(found) {
@@ -149,7 +159,8 @@ impl Context {
         }
         self.regions.at(index).grid.each_near(addr, length, |window| {
             let right = self.windows.at(window).right();
-            if right.region == index && right.state.is_open() && right.overlaps(addr, length) {
+            let open = right.region == index && right.state.is_open() && !self.is_hidden(window);
+            if open && right.overlaps(addr, length) {
                 found.push(window);
             }
         });

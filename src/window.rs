@@ -174,6 +174,8 @@ pub struct Window {
     pub invalidate: AtomicBool,
     /// A revocation was reported as not proved.
     pub uncertain: AtomicBool,
+    /// A grant of the library's own, whose key nobody is told: no answer to any question.
+    pub hidden: AtomicBool,
     /// Its bind's post had an unclear outcome: nobody knows whether it is bound.
     pub unclear: AtomicBool,
     pub keys: Mutex<KeyRing>,
@@ -195,6 +197,7 @@ impl Default for Window {
             invalidate: AtomicBool::new(false),
             uncertain: AtomicBool::new(false),
             unclear: AtomicBool::new(false),
+            hidden: AtomicBool::new(false),
             bind_waiter: AtomicU64::new(Waiter::NOBODY),
             revoke_waiter: AtomicU64::new(Waiter::NOBODY),
         }

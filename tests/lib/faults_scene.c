@@ -289,7 +289,7 @@ void fc_drain_pool(void)
 void fc_revoke_rest(int client)
 {
 	struct fc_heard heard = {0};
-	static uint64_t ids[1024];
+	static uint64_t ids[1 << 16];
 	size_t room = sizeof(ids) / sizeof(ids[0]), n = 0;
 
 	HOUSE_OK(mwctl_peer_grants(house->ctx, house->client[client].peer, ids, room, &n));
