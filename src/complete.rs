@@ -208,7 +208,7 @@ impl Context {
         window.prepared.store(false, Ordering::Relaxed);
         window.invalidate.store(false, Ordering::Relaxed);
         window.unclear.store(false, Ordering::Relaxed);
-        window.hidden.store(false, Ordering::Relaxed);
+        body.hidden -= usize::from(window.hidden.swap(false, Ordering::Relaxed));
         if window.uncertain.swap(false, Ordering::Relaxed) {
             self.regions.at(right.region).uncertain.fetch_sub(1, Ordering::AcqRel);
         }

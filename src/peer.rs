@@ -94,6 +94,8 @@ pub struct PeerBody {
     /// The first of the windows bound, or about to be, to this peer.
     pub first_window: u32,
     pub windows: usize,
+    /// Of these, the library's own.
+    pub hidden: usize,
     /// A grant of our own is under way that asks for a completion.
     pub asking: bool,
     /// Windows to deallocate.
@@ -292,7 +294,7 @@ impl Context {
             qp_num: slot.qp_num.load(Ordering::Acquire),
             life: body.life,
             leaving: body.leaving,
-            grants: body.windows,
+            grants: body.windows - body.hidden,
             budget: body.budget,
             used: body.used,
         })

@@ -97,6 +97,7 @@ impl Context {
         let generation = self.windows.at(window).right().generation;
         let right = Right { state: State::Binding, confirmed: false, generation, rkey, ..like };
         self.windows.at(window).hidden.store(true, Ordering::Relaxed);
+        body.hidden += 1;
         self.enter(index, body, window, &right);
         body.pending.push_back(self.work(window, Kind::Bind));
         self.start_revoke(index, body, window);

@@ -25,6 +25,8 @@ static void info_agrees(struct walk_grant *grant, const mwctl_grant_info *info)
 	if (grant->standing == WALK_BINDING && info->confirmed && !info->revoking && !info->uncertain)
 		grant->standing = WALK_LIVE;
 	grant->confirmed = info->confirmed;
+	if (info->uncertain && !grant->uncertain)
+		grant->uncertain_step = walk.step;
 	grant->uncertain = info->uncertain;
 	/* What is in hand may be revoked, and that may come to its deadline. */
 	WALK_AGREE(!info->uncertain || grant->due || walk_may_end(grant), "grant 0x%llx of server %d peer %d, %s, is uncertain",

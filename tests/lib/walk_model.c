@@ -310,8 +310,8 @@ bool walk_uncertain(int server, const mwctl_request *asked)
 		const struct walk_grant *grant = it->open[i];
 		mwctl_grant_info info;
 
-		/* One may have ended within this very call, before the new right began. */
-		if (grant->uncertain && grant->addr < asked->addr + asked->length &&
+		/* One may have become so, or have ended, within this very call. */
+		if (grant->uncertain && grant->uncertain_step != walk.step && grant->addr < asked->addr + asked->length &&
 		    asked->addr < grant->addr + grant->length &&
 		    mwctl_grant_info_get(it->house.ctx, grant->id, &info, sizeof(info)) == MWCTL_STATUS_OK)
 			return true;

@@ -40,6 +40,7 @@ struct walk_grant {
 	bool posted;               /* a prepared bind that was posted */
 	bool in_hand;              /* its LOCAL_INV is prepared */
 	bool confirmed, uncertain; /* as the library said last */
+	uint64_t uncertain_step;   /* since when */
 };
 
 /* A key that was ever handed out. */
