@@ -72,8 +72,8 @@ impl Context {
             (std::mem::take(&mut body.fence), qp)
         };
         let must_stop = batch.iter().any(|fence| fence.under_way && fence.may_move);
-        let fenced = match qp {
-            None => Fenced::Idle,
+        let (fenced, moved) = match qp {
+            None => (Fenced::Idle, false),
             Some(qp) => self.fence_qp(index, qp, must_stop),
         };
         let mut outcomes: Vec<(u32, std::result::Result<(), Errno>)> = Vec::with_capacity(batch.len());
@@ -88,7 +88,8 @@ impl Context {
             };
             outcomes.push((*window, result));
         }
-        let trusted = outcomes.iter().all(|(_, result)| result.is_err()) || self.kernel_still_answers(index);
+        let claims = moved || outcomes.iter().any(|(_, result)| result.is_ok());
+        let trusted = !claims || self.kernel_still_answers(index);
         let proof = if fenced == Fenced::InErr { Proof::QpFenced } else { Proof::Deallocated };
         let mut body = peer.body.lock();
         for (window, result) in outcomes {
@@ -101,8 +102,14 @@ impl Context {
                 Err(error) => self.report_open(window, error.0),
             }
         }
-        if must_stop && fenced == Fenced::No && body.life == Life::Dead {
-            // It could not be moved, and lives.
+        if moved && trusted && matches!(body.life, Life::Live | Life::Connecting) {
+            // The application has heard of it: no event says so again.
+            body.life = Life::Dead;
+            self.peer_lost(index, &mut body, Life::Dead);
+        }
+        let lives = must_stop && fenced == Fenced::No || moved && !trusted;
+        if lives && body.life == Life::Dead {
+            // It could not be moved, or that was made up: it is to be asked before it is used again.
             body.life = Life::Live;
             body.suspect = true;
         }
@@ -113,22 +120,23 @@ impl Context {
         }
     }
 
-    /// Finds out whether the QP still executes; if it must not, moves it to ERR.
-    fn fence_qp(&self, index: u32, qp: Qp, must_stop: bool) -> Fenced {
+    /// Finds out whether the QP still executes; if it must not, moves it to ERR. Also whether it was
+    /// moved.
+    fn fence_qp(&self, index: u32, qp: Qp, must_stop: bool) -> (Fenced, bool) {
         let state = qp.query().map(|facts| facts.state);
         match state {
-            Ok(verbs::IBV_QPS_ERR) => Fenced::InErr,
-            Ok(verbs::IBV_QPS_RESET | verbs::IBV_QPS_INIT) => Fenced::Idle,
-            _ if !must_stop => Fenced::No,
+            Ok(verbs::IBV_QPS_ERR) => (Fenced::InErr, false),
+            Ok(verbs::IBV_QPS_RESET | verbs::IBV_QPS_INIT) => (Fenced::Idle, false),
+            _ if !must_stop => (Fenced::No, false),
             _ => match qp.move_to_err() {
                 Ok(()) => {
                     count(&self.counters.peers_killed);
                     let qp_num = self.peers.at(index).qp_num.load(Ordering::Acquire);
                     let peer = self.peer_id(index);
                     self.event(Event { kind: EventKind::PeerKilled, qp_num, peer, grant: 0 });
-                    Fenced::InErr
+                    (Fenced::InErr, true)
                 }
-                Err(_) => Fenced::No,
+                Err(_) => (Fenced::No, false),
             },
         }
     }

@@ -141,6 +141,31 @@ static void device_fatal(void)
 	house_ok("a key that a fatal device leaves open can be found");
 }
 
+/* The driver pretends to move the queue pair to ERR: it lives on, and its LOCAL_INV with it. */
+static void move_made_up(void)
+{
+	mwctl_result old = house_grant(&house, 0, 65536, 4096, HOUSE_WRITE), out;
+	uint64_t fatal;
+
+	trouble_block(&house, 0);
+	fatal = trouble_order(MWCTL_SIM_DEVICE_FATAL, NULL, 0, 0);
+	HOUSE_STATUS(MWCTL_STATUS_OPEN, mwctl_revoke(house.ctx, old.grant, 50000, &out));
+	RC_CHECK_EQ(MWCTL_PROOF_NONE, out.proof);
+	RC_CHECK_EQ(1, house_peer(&house, 0).life);
+	HOUSE_WRITE_LANDS(&house, 0, 65536, old.rkey, 0x61);
+	check_withheld(65536);
+	trouble_release(fatal);
+	/* The LOCAL_INV may still come: only ERR rules it out. */
+	HOUSE_OK(mwctl_revoke(house.ctx, old.grant, 50000, &out));
+	RC_CHECK_EQ(MWCTL_PROOF_QP_FENCED, out.proof);
+	RC_CHECK_STATE(IBV_QPS_ERR, house.client[0].pair.server.qp);
+	RC_CHECK_EQ(2, house_peer(&house, 0).life);
+	rejoin(0);
+	check_free_again(65536, &old);
+	house_check_misuse();
+	house_ok("a move to ERR that a fatal device made up: nothing is proved, and the peer not called dead");
+}
+
 /* A LOCAL_INV whose completion is lost, and a queue pair that cannot be moved to ERR. */
 static void leave_open(const mwctl_result *old)
 {
@@ -209,6 +234,7 @@ int main(void)
 		not_moved();
 		retried_and_spared();
 		device_fatal();
+		move_made_up();
 	} else {
 		printf("skipped on %s: failures of deallocation, of a move to ERR, of the device\n",
 		       house.device.label);
