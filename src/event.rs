@@ -152,17 +152,17 @@ impl Context {
     /// lasts no longer than its deadline plus a kernel call under way.
     pub fn wait(&self, id: OpId, read: impl FnOnce(&OpBody, &[Outcome])) {
         let op = self.op(id);
-        let (deadline, queues) = {
-            let mut body = op.body.lock();
-            (body.deadline, std::mem::take(&mut body.queues))
-        };
+        let deadline = op.body.lock().deadline;
         let mut idle = 0u32;
         while !op.is_done() {
             self.run_fences();
             self.run_transfers(true);
             let mut progress = false;
-            for queue in queues.iter() {
-                progress |= self.poll_for_us(*queue);
+            // They may become more while it waits.
+            let mut queues = 0;
+            while let Some(queue) = op.queue(queues) {
+                progress |= self.poll_for_us(queue);
+                queues += 1;
             }
             if op.is_done() {
                 break;
@@ -175,15 +175,17 @@ impl Context {
             let next = self.next_deadline.load(Ordering::Acquire);
             if now_or_never(next) {
                 self.expire_all();
+                self.run_callbacks();
                 continue;
             }
             if progress {
+                self.run_callbacks();
                 idle = 0;
                 continue;
             }
             idle += 1;
             self.retry_posts();
-            if queues.is_empty() {
+            if queues == 0 {
                 self.sleep(|| op.is_done() || self.has_work(), deadline.min(next));
             } else if idle < SPINS {
                 std::hint::spin_loop();
@@ -193,8 +195,7 @@ impl Context {
             }
         }
         {
-            let mut body = op.body.lock();
-            body.queues = queues;
+            let body = op.body.lock();
             read(&body, &body.outcomes);
         }
         self.end_op(id);

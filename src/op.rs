@@ -177,6 +177,11 @@ impl Op {
         self.body.lock().add_queue(queue);
     }
 
+    /// One of the completion queues that it waits on.
+    pub fn queue(&self, at: usize) -> Option<u32> {
+        self.body.lock().queues.get(at).copied()
+    }
+
     /// Lets go of one hold. True if it was the last: the operation is done now.
     pub fn release(&self) -> bool {
         let mut body = self.body.lock();

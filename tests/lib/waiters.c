@@ -187,12 +187,57 @@ static void the_next_in_the_slot(void)
 	house_ok("what is left of an ended operation does not end the next one in its slot");
 }
 
+struct inside {
+	uint64_t waited_for;
+	int calls;
+};
+
+/* Called while the other call still waits: its grant has not been given up yet. */
+static void on_done_inside(void *user, mwctl_status status, const mwctl_result *results, size_t n)
+{
+	struct inside *inside = user;
+	mwctl_grant_info info;
+
+	(void)results;
+	RC_CHECK_EQ(MWCTL_STATUS_OK, status);
+	RC_CHECK_EQ(1, n);
+	HOUSE_OK(mwctl_grant_info_get(house.ctx, inside->waited_for, &info, sizeof(info)));
+	RC_CHECK_EQ(1, info.revoking);
+	RC_CHECK_EQ(0, info.uncertain);
+	inside->calls++;
+}
+
+/* A callback does not wait for another client's trouble. */
+static void heard_while_waiting(void)
+{
+	mwctl_result stuck = house_grant(&house, 0, 0, 4096, HOUSE_WRITE);
+	mwctl_result other = house_grant(&house, 1, 8192, 4096, HOUSE_WRITE), out;
+	struct inside inside = {.waited_for = stuck.grant};
+
+	trouble_block(&house, 0);
+	trouble_block(&house, 1);
+	HOUSE_OK(mwctl_revoke_start(house.ctx, &other.grant, 1, 20000, MWCTL_KILL_ALLOWED, on_done_inside,
+				    &inside));
+	HOUSE_STATUS(MWCTL_STATUS_OPEN, mwctl_revoke_batch(house.ctx, &stuck.grant, 1, 1000000,
+							   MWCTL_KILL_NEVER, &out));
+	RC_CHECK_EQ(1, inside.calls);
+	trouble_unblock(&house, 0);
+	HOUSE_OK(mwctl_revoke(house.ctx, stuck.grant, 0, &out));
+	for (int client = 0; client < 2; client++) {
+		house_leave(&house, client);
+		house_join(&house, client);
+	}
+	house_check_misuse();
+	house_ok("an operation that ends during another's long wait is told of at once");
+}
+
 int main(void)
 {
 	struct house_options options = {.clients = 4};
 
 	house_open(&house, &options);
 	ended_while_binding();
+	heard_while_waiting();
 	if (mwctl_sim_present()) {
 		turn_too_late();
 		the_next_in_the_slot();
