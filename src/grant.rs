@@ -92,7 +92,7 @@ impl Context {
         let region = self.regions.at(checked.region);
         let alive = region.body.read();
         self.region(request.region)?;
-        if alive.is_none() {
+        if alive.as_ref().is_none_or(|known| known.closing) {
             return Err(Status::StaleId);
         }
         self.check_certain(checked)?;

@@ -52,6 +52,8 @@ pub struct RegionBody {
     pub facts: RegionFacts,
     /// Present if the memory and its registration are ours.
     pub mapping: Option<Mapping>,
+    /// Being deregistered: nothing more is granted.
+    pub closing: bool,
 }
 
 #[derive(Default)]
@@ -123,7 +125,8 @@ impl Context {
     pub fn region_facts(&self, region: u64) -> Result<(u32, RegionFacts)> {
         let (index, slot) = self.region(region)?;
         let body = slot.body.read();
-        let facts = body.as_ref().ok_or(Status::StaleId)?.facts;
+        let known = body.as_ref().filter(|known| !known.closing).ok_or(Status::StaleId)?;
+        let facts = known.facts;
         self.region(region)?;
         Ok((index, facts))
     }
@@ -235,7 +238,7 @@ impl Context {
         let slot = self.regions.at(index);
         let count = (facts.length / block) as usize;
         *slot.blocks.lock() = Blocks { size: block, taken: vec![false; count], next: 0 };
-        *slot.body.write() = Some(RegionBody { facts, mapping });
+        *slot.body.write() = Some(RegionBody { facts, mapping, closing: false });
         Ok(self.make_id(Kind::Region, index, slot.generation.load(Ordering::Acquire)))
     }
 
@@ -243,13 +246,22 @@ impl Context {
     /// a region of ours. Refused while a right into it may be open. May wait.
     pub fn region_detach(&self, region: u64) -> Result<()> {
         let (index, slot) = self.region(region)?;
+        let ours = {
+            let mut body = slot.body.write();
+            self.region(region)?;
+            let known = body.as_mut().filter(|known| !known.closing).ok_or(Status::StaleId)?;
+            if !slot.grid.is_empty() {
+                return Err(Status::Busy);
+            }
+            known.closing = true;
+            known.mapping.is_some().then_some(known.facts.mr)
+        };
+        // A kernel call: nobody waits behind a lock for it.
+        let deregistered = ours.map_or(Ok(()), |mr| mr.deregister());
         let mut body = slot.body.write();
-        self.region(region)?;
-        let Some(known) = body.as_ref() else { return Err(Status::StaleId) };
-        if !slot.grid.is_empty() {
-            return Err(Status::Busy);
-        }
-        if known.mapping.is_some() && known.facts.mr.deregister().is_err() {
+        let Some(known) = body.as_mut() else { return Err(Status::StaleId) };
+        if deregistered.is_err() {
+            known.closing = false;
             return Err(Status::VerbsError);
         }
         let domain = known.facts.domain;

@@ -1,12 +1,32 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /* Regions and queue pairs of other kinds: huge pages, an iova that is no address, a parent domain,
  * extended queue pairs, one completion queue for several clients. */
+#define _GNU_SOURCE
 #include "house.h"
 
+#include <dlfcn.h>
 #include <stdlib.h>
 #include <string.h>
 
 static struct house house;
+
+/* What to do once, inside the next ibv_dereg_mr; its error instead of the real call's if not 0. */
+static int (*at_dereg)(void);
+
+/* Stands in for libibverbs' own, in the library as well. */
+int ibv_dereg_mr(struct ibv_mr *mr)
+{
+	static int (*real)(struct ibv_mr *);
+	int (*run)(void) = at_dereg;
+	int error = 0;
+
+	if (!real)
+		*(void **)&real = dlsym(RTLD_NEXT, "ibv_dereg_mr");
+	at_dereg = NULL;
+	if (run)
+		error = run();
+	return error ? error : real(mr);
+}
 
 static void huge_pages(void)
 {
@@ -173,6 +193,55 @@ static void shared_queue(void)
 	house_ok("%d clients on one completion queue, one of them in error", CLIENTS);
 }
 
+static mwctl_region leaving;
+
+static void heard_nothing(void *user, mwctl_status status, const mwctl_result *results, size_t n)
+{
+	(void)user, (void)status, (void)results, (void)n;
+	RC_FAIL("nothing began");
+}
+
+/* Asked of a region that is being deregistered: answers at once, and hands out nothing. */
+static int asked_meanwhile(void)
+{
+	mwctl_request ask = house_ask(&house, 0, 0, 64, HOUSE_WRITE);
+	mwctl_region_info info;
+
+	ask.region = leaving;
+	HOUSE_STATUS(MWCTL_STATUS_STALE_ID, mwctl_region_info_get(house.ctx, leaving, &info, sizeof(info)));
+	HOUSE_STATUS(MWCTL_STATUS_STALE_ID, mwctl_grant_start(house.ctx, &ask, 1, 0, heard_nothing, NULL));
+	HOUSE_STATUS(MWCTL_STATUS_STALE_ID, mwctl_region_detach(house.ctx, leaving));
+	return 0;
+}
+
+static int refused_meanwhile(void)
+{
+	asked_meanwhile();
+	return EBUSY;
+}
+
+static void leaves(void)
+{
+	mwctl_region_info info;
+	mwctl_request ask = house_ask(&house, 0, 0, 64, HOUSE_WRITE);
+	mwctl_result result;
+
+	HOUSE_OK(mwctl_region_register(house.ctx, house.domain, 1 << 20, NULL, 0, &leaving));
+	at_dereg = refused_meanwhile;
+	HOUSE_STATUS(MWCTL_STATUS_VERBS_ERROR, mwctl_region_detach(house.ctx, leaving));
+	HOUSE_OK(mwctl_region_info_get(house.ctx, leaving, &info, sizeof(info)));
+	ask.region = leaving;
+	ask.addr = info.addr;
+	HOUSE_OK(mwctl_grant(house.ctx, &ask, 0, &result));
+	HOUSE_STATUS(MWCTL_STATUS_BUSY, mwctl_region_detach(house.ctx, leaving));
+	HOUSE_OK(mwctl_revoke(house.ctx, result.grant, 0, NULL));
+	at_dereg = asked_meanwhile;
+	HOUSE_OK(mwctl_region_detach(house.ctx, leaving));
+	RC_CHECK(!at_dereg);
+	HOUSE_STATUS(MWCTL_STATUS_STALE_ID, mwctl_region_info_get(house.ctx, leaving, &info, sizeof(info)));
+	house_ok("a region that is being deregistered keeps nobody waiting and grants nothing; refused, it stays");
+}
+
 int main(void)
 {
 	house_open(&house, NULL);
@@ -181,6 +250,7 @@ int main(void)
 	parent_domain();
 	extended();
 	shared_queue();
+	leaves();
 	house_close(&house);
 	return 0;
 }
