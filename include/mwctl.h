@@ -967,7 +967,8 @@ int mwctl_poll_cq(struct mwctl_context *ctx, struct ibv_cq *cq, int num_entries,
 
 // For an application that polls by itself: offers a completion. 1: it was ours, forget it. 0: it
 // is the application's. Offer every one, also those with an error: what they say of a queue pair
-// or a key is taken to heart. `cq` is the queue it came from. wc is read during the call alone.
+// or a key is taken to heart. `cq` is the queue it came from; another device's is let pass, for its
+// numbers mean other things. wc is read during the call alone.
 // Negative on an error, and then the completion is the application's.
 // Never waits.
 int mwctl_take_wc(struct mwctl_context *ctx, struct ibv_cq *cq, const struct ibv_wc *wc);

@@ -205,6 +205,10 @@ impl Context {
     /// room for means that the queue was seen empty. Never waits.
     pub fn poll_cq(&self, cq: Cq, out: &mut [MaybeUninit<ibv_wc>]) -> std::result::Result<usize, Errno> {
         let mut filled = 0;
+        if cq.device() != self.device.raw() {
+            // Nothing of ours is there, and its numbers mean other things.
+            return cq.poll(out);
+        }
         let result = match self.queues.find(cq.raw()) {
             Some(index) => self.poll_known(index, cq, out, &mut filled),
             // Late completions of a detached peer may still come.
@@ -337,8 +341,11 @@ impl Context {
 
     /// The application offers a completion. True if it was ours and is to be forgotten.
     /// Never waits.
-    pub fn offer(&self, cq: Option<*mut ibv_cq>, seen: &Completion) -> bool {
-        if let Some(index) = cq.and_then(|cq| self.queues.find(cq)) {
+    pub fn offer(&self, cq: Cq, seen: &Completion) -> bool {
+        if cq.device() != self.device.raw() {
+            return false;
+        }
+        if let Some(index) = self.queues.find(cq.raw()) {
             self.queues.at(index).offered.fetch_add(1, Ordering::Release);
         }
         let ours = self.take(seen);

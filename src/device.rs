@@ -233,6 +233,11 @@ fn position(chain: &[ibv_send_wr], wr: *const ibv_send_wr) -> Option<usize> {
 }
 
 impl Cq {
+    pub fn device(self) -> *mut ibv_context {
+        // SAFETY: the CQ lives.
+        unsafe { (*self.raw()).context }
+    }
+
     /// Completions that the queue can hold.
     pub fn entries(self) -> u64 {
         // SAFETY: the CQ lives.

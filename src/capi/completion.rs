@@ -42,7 +42,8 @@ pub unsafe extern "C" fn mwctl_poll_cq(
 
 /// For an application that polls by itself: offers a completion. 1: it was ours, forget it. 0: it
 /// is the application's. Offer every one, also those with an error: what they say of a queue pair
-/// or a key is taken to heart. `cq` is the queue it came from. wc is read during the call alone.
+/// or a key is taken to heart. `cq` is the queue it came from; another device's is let pass, for its
+/// numbers mean other things. wc is read during the call alone.
 /// Negative on an error, and then the completion is the application's.
 /// Never waits.
 #[unsafe(no_mangle)]
@@ -56,8 +57,11 @@ pub unsafe extern "C" fn mwctl_take_wc(
         |status: Status| -(status as c_int),
         |core| {
             // SAFETY: the caller's completion.
-            let Some(wc) = (unsafe { wc.as_ref() }) else { return -(Status::InvalidArgument as c_int) };
-            c_int::from(core.offer((!cq.is_null()).then_some(cq), &Completion::from(wc)))
+            let (Some(cq), Some(wc)) = (std::ptr::NonNull::new(cq), unsafe { wc.as_ref() }) else {
+                return -(Status::InvalidArgument as c_int);
+            };
+            // SAFETY: the caller's queue, for this call.
+            c_int::from(core.offer(unsafe { Cq::new(cq) }, &Completion::from(wc)))
         },
     )
 }

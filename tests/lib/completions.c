@@ -106,6 +106,7 @@ static void not_empty_yet(void)
 static void our_wr_ids(void)
 {
 	mwctl_request ask = house_ask(&house, 0, 0, 64, HOUSE_WRITE);
+	struct ibv_cq *cq = house.client[0].pair.server.cq;
 	struct ibv_send_wr wr;
 	struct ibv_wc wc = {.status = IBV_WC_SUCCESS};
 	mwctl_result result;
@@ -115,13 +116,14 @@ static void our_wr_ids(void)
 	RC_CHECK((wr.wr_id >> 63 & 1) && (wr.wr_id >> 55 & 1));
 	wc.wr_id = wr.wr_id;
 	HOUSE_OK(mwctl_abort(house.ctx, token));
-	RC_CHECK_EQ(0, mwctl_take_wc(house.ctx, NULL, &wc));
+	RC_CHECK_EQ(0, mwctl_take_wc(house.ctx, cq, &wc));
 	for (uint64_t id = 0; id < 1000; id++) {
 		wc.wr_id = id * 0x9e3779b97f4a7c15u;
-		RC_CHECK_EQ(0, mwctl_take_wc(house.ctx, NULL, &wc));
+		RC_CHECK_EQ(0, mwctl_take_wc(house.ctx, cq, &wc));
 	}
+	RC_CHECK(mwctl_take_wc(house.ctx, NULL, &wc) < 0);
 	wc.wr_id = (uintptr_t)&wc;
-	RC_CHECK_EQ(0, mwctl_take_wc(house.ctx, NULL, &wc));
+	RC_CHECK_EQ(0, mwctl_take_wc(house.ctx, cq, &wc));
 	house_ok("a wr_id is ours only while it is outstanding");
 }
 
