@@ -254,6 +254,29 @@ enum mwctl_kill
 typedef int32_t mwctl_kill;
 #endif // __cplusplus
 
+// What a key is.
+enum mwctl_key_kind
+#ifdef __cplusplus
+  : int32_t
+#endif // __cplusplus
+ {
+  // No window or region under this context's management has it.
+  MWCTL_KEY_KIND_NOT_OURS = 0,
+  // The rkey of an open grant.
+  MWCTL_KEY_KIND_GRANT = 1,
+  // It was handed out, and its grant has ended: it opens nothing.
+  MWCTL_KEY_KIND_ENDED = 2,
+  // One of a window's 256 keys, never handed out: it opens nothing.
+  MWCTL_KEY_KIND_UNUSED = 3,
+  // The rkey of a whole region that was registered with REMOTE_* flags: no revocation closes it.
+  MWCTL_KEY_KIND_PARENT_RKEY = 4,
+  // The lkey of a region without REMOTE_* flags: it opens nothing to clients.
+  MWCTL_KEY_KIND_LKEY = 5,
+};
+#ifndef __cplusplus
+typedef int32_t mwctl_key_kind;
+#endif // __cplusplus
+
 // A device context under management; see mwctl_context_open.
 typedef struct mwctl_context mwctl_context;
 
@@ -551,6 +574,22 @@ typedef struct mwctl_grant_info {
   // 1 after a revocation that gave no proof.
   uint32_t uncertain;
 } mwctl_grant_info;
+
+// What mwctl_explain_key found. What is not known is 0.
+typedef struct mwctl_key_info {
+  // enum mwctl_key_kind.
+  int32_t kind;
+  // The rights that it opens, or opened.
+  uint32_t access;
+  // An open grant, or the one that ended if it was its window's last: a stale id then.
+  uint64_t grant;
+  struct mwctl_peer peer;
+  struct mwctl_region region;
+  uint64_t addr;
+  uint64_t length;
+  uint32_t qp_num;
+  uint32_t reserved;
+} mwctl_key_info;
 
 #ifdef __cplusplus
 extern "C" {
@@ -955,6 +994,24 @@ mwctl_status mwctl_commit(struct mwctl_context *ctx,
                           const struct ibv_send_wr *bad_wr,
                           size_t *posted);
 
+// Puts the `n` prepared work requests from `wr` on into a batch of the extended interface, between
+// ibv_wr_start and ibv_wr_complete, on the thread that began it. Prepare before ibv_wr_start and
+// commit after ibv_wr_complete, with mwctl_commit_ex; after ibv_wr_abort, mwctl_abort. Between the
+// two the send queue is locked: no other call of this library may be made on that thread. The
+// queue pair's send_ops_flags must have BIND_MW and LOCAL_INV, as declared at mwctl_peer_attach.
+// Never waits.
+void mwctl_put_wr(struct ibv_qp_ex *qp, const struct ibv_send_wr *wr, size_t n);
+
+// As mwctl_commit, for a chain that went out by the extended interface: `ret` is what
+// ibv_wr_complete returned. An error means that nothing of the batch was posted. On soft-RoCE only
+// ENOMEM and ENOSPC mean that; with another error all count as posted, as with an error of
+// ibv_post_send without a bad_wr.
+// Never waits.
+mwctl_status mwctl_commit_ex(struct mwctl_context *ctx,
+                             struct mwctl_token token,
+                             int ret,
+                             size_t *posted);
+
 // The chain was not posted and will not be: as a commit of which nothing was posted.
 // Never waits.
 mwctl_status mwctl_abort(struct mwctl_context *ctx, struct mwctl_token token);
@@ -972,6 +1029,17 @@ int mwctl_poll_cq(struct mwctl_context *ctx, struct ibv_cq *cq, int num_entries,
 // Negative on an error, and then the completion is the application's.
 // Never waits.
 int mwctl_take_wc(struct mwctl_context *ctx, struct ibv_cq *cq, const struct ibv_wc *wc);
+
+// The same for the extended interface: offers the completion that ibv_start_poll or ibv_next_poll
+// shows, between those and ibv_end_poll, on the thread that polls. 1: it was ours. 0: it is the
+// application's. Nothing is posted, polled or called back here: what follows from the completion
+// is done by the next mwctl_tick, to be called after ibv_end_poll or when the event fd says so;
+// other calls of this library but the questions wait until then, too. For polling YOURS. Make the
+// queue with IBV_WC_EX_WITH_QP_NUM and IBV_WC_EX_WITH_IMM: without the first an error says of no
+// queue pair that it is in error, and a SEND_WITH_INV is taken for the key's own client's; without
+// the second a SEND_WITH_INV is not seen at all. Negative on an error.
+// Never waits.
+int mwctl_take_ex(struct mwctl_context *ctx, struct ibv_cq_ex *cq);
 
 // Before ibv_destroy_cq, after the last peer that used the queue was detached: drops completions
 // that a waiting call of ours had kept for the application and that it will not poll any more.
@@ -1013,6 +1081,19 @@ mwctl_status mwctl_find_rkey(struct mwctl_context *ctx,
                              uint32_t rkey,
                              struct mwctl_grant_info *info,
                              size_t size);
+
+// What a key is: a live grant's, one that was revoked, a region's own, or none of ours. For the log
+// line about a client that came with a strange key, and to find what an advertisement really
+// hands out. A sentence for the kind: mwctl_key_text. `size` is sizeof *info.
+// Never waits.
+mwctl_status mwctl_explain_key(struct mwctl_context *ctx,
+                               uint32_t key,
+                               struct mwctl_key_info *info,
+                               size_t size);
+
+// A sentence for an enum mwctl_key_kind, never NULL; static.
+// Never waits.
+const char *mwctl_key_text(int32_t kind);
 
 // A grant by its id; STALE_ID once it has ended. `size` is sizeof *info. Takes no lock.
 // Never waits.

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering;
 
-use crate::chain::{Chain, Early, Kind, Stage};
+use crate::chain::{Chain, Early, Kind, Stage, WrId};
 use crate::context::Context;
 use crate::device::{AsyncEvent, Completion};
 use crate::event::{Event, EventKind};
@@ -18,14 +18,14 @@ const DROPPED: usize = 1 << 14;
 
 impl Context {
     /// True if the completion is ours. The application's are looked at, too: what they say of a
-    /// QP or a key is taken to heart.
-    pub fn take(&self, seen: &Completion) -> bool {
+    /// QP or a key is taken to heart. What may be posted now is posted, unless `later`.
+    pub fn take(&self, seen: &Completion, later: bool) -> bool {
         let ours = self.wr_ids.parse(seen.wr_id).and_then(|id| {
             let chain = self.chains.get(id.slot)?;
             chain.is_generation(id.generation).then_some((id, chain))
         });
         match ours {
-            Some((id, chain)) => self.take_ours(id.slot, id.generation, id.position, chain, seen.success),
+            Some((id, chain)) => self.take_ours(id, chain, seen.success, later),
             None if self.is_forgotten(seen.wr_id) => {
                 count(&self.counters.late_completions);
                 true
@@ -43,7 +43,8 @@ impl Context {
             && self.wr_ids.parse(wr_id).is_some_and(|id| (id.slot as usize) < self.chains.len())
     }
 
-    fn take_ours(&self, slot: u32, generation: u32, position: u32, chain: &Chain, success: bool) -> bool {
+    fn take_ours(&self, id: WrId, chain: &Chain, success: bool, later: bool) -> bool {
+        let WrId { slot, generation, position } = id;
         let index = chain.peer.load(Ordering::Acquire);
         let Some(peer) = self.peers.get(index) else { return false };
         let mut body = peer.body.lock();
@@ -76,7 +77,12 @@ impl Context {
         drop(state);
         count(if success { &self.counters.completions } else { &self.counters.error_completions });
         self.chain_ended(index, &mut body, slot, success);
-        self.pump(index, &mut body);
+        if later {
+            self.retry_later(&mut body);
+            self.raise();
+        } else {
+            self.pump(index, &mut body);
+        }
         true
     }
 
@@ -323,9 +329,11 @@ impl Context {
     fn observe(&self, seen: &Completion) {
         if seen.success {
             if seen.flags & self.capabilities.invalidated_flags != 0 {
-                self.peer_invalidated(seen.qp_num, seen.invalidated);
+                if let Some(rkey) = seen.invalidated {
+                    self.peer_invalidated(seen.qp_num, rkey);
+                }
             }
-        } else if let Some(index) = self.qps.get(seen.qp_num) {
+        } else if let Some(index) = seen.qp_num.and_then(|number| self.qps.get(number)) {
             self.peers.at(index).body.lock().suspect = true;
         }
     }
@@ -343,8 +351,8 @@ impl Context {
         }
     }
 
-    /// A SEND_WITH_INV took a key away.
-    fn peer_invalidated(&self, qp_num: u32, rkey: u32) {
+    /// A SEND_WITH_INV took a key away. Where the QP is not told, it is taken for the key's own.
+    fn peer_invalidated(&self, qp_num: Option<u32>, rkey: u32) {
         let Some(index) = self.rkeys.get(rkey >> 8) else { return };
         let window = self.windows.at(index);
         let owner = window.peer();
@@ -356,6 +364,7 @@ impl Context {
         }
         let grant = self.make_id(id::Kind::Grant, index, right.generation);
         let owner_qp = peer.qp_num.load(Ordering::Acquire);
+        let qp_num = qp_num.unwrap_or(owner_qp);
         let foreign = owner_qp != qp_num;
         let by = if foreign { self.qps.get(qp_num).unwrap_or(owner) } else { owner };
         let kind = if foreign { EventKind::ForeignInvalidation } else { EventKind::PeerInvalidated };

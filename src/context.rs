@@ -62,6 +62,8 @@ pub struct Capabilities {
     pub memory_at_rest: bool,
     /// The completion flags by which a receive tells of a SEND_WITH_INV.
     pub invalidated_flags: u32,
+    /// An error of `ibv_wr_complete` means that nothing of the batch was posted.
+    pub exact_batches: bool,
 }
 
 pub struct Context {
@@ -277,6 +279,7 @@ fn probe(device: Device) -> Result<Capabilities> {
         max_mw: attr.max_mw as u32,
         rights: verbs::IBV_ACCESS_REMOTE_WRITE | verbs::IBV_ACCESS_REMOTE_READ | atomics,
         memory_at_rest: !rxe,
+        exact_batches: !rxe,
         // rxe hands the kernel's flag to user space, where its number means IP_CSUM_OK; on an RC
         // queue pair that has no meaning of its own.
         invalidated_flags: verbs::IBV_WC_WITH_INV | if rxe { verbs::IBV_WC_IP_CSUM_OK } else { 0 },

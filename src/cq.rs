@@ -266,7 +266,7 @@ impl Context {
             for at in start..start + got {
                 // SAFETY: the device wrote `got` completions from `start` on.
                 let seen = Completion::from(unsafe { out[at].assume_init_ref() });
-                if !self.take(&seen) {
+                if !self.take(&seen, false) {
                     out.swap(*filled, at);
                     *filled += 1;
                 }
@@ -302,7 +302,7 @@ impl Context {
         for wc in some.into_iter().take(got) {
             // SAFETY: the device wrote `got` completions.
             let wc = unsafe { wc.assume_init() };
-            if !self.take(&Completion::from(&wc)) {
+            if !self.take(&Completion::from(&wc), false) {
                 count(&self.counters.completions_kept);
                 body.kept.push_back(wc);
             }
@@ -342,15 +342,21 @@ impl Context {
     /// The application offers a completion. True if it was ours and is to be forgotten.
     /// Never waits.
     pub fn offer(&self, cq: Cq, seen: &Completion) -> bool {
+        let ours = self.offer_within(cq, seen, false);
+        self.after_completions();
+        ours
+    }
+
+    /// The same within a batch of the application's, where nothing may be posted, polled or called
+    /// back: `later`.
+    pub fn offer_within(&self, cq: Cq, seen: &Completion, later: bool) -> bool {
         if cq.device() != self.device.raw() {
             return false;
         }
         if let Some(index) = self.queues.find(cq.raw()) {
             self.queues.at(index).offered.fetch_add(1, Ordering::Release);
         }
-        let ours = self.take(seen);
-        self.after_completions();
-        ours
+        self.take(seen, later)
     }
 }
 

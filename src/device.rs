@@ -8,7 +8,7 @@ use std::ffi::CStr;
 use std::mem::MaybeUninit;
 use std::ptr::NonNull;
 
-use verbs::{ibv_context, ibv_cq, ibv_mr, ibv_mw, ibv_pd, ibv_qp, ibv_send_wr, ibv_wc};
+use verbs::{ibv_context, ibv_cq, ibv_cq_ex, ibv_mr, ibv_mw, ibv_pd, ibv_qp, ibv_qp_ex, ibv_send_wr, ibv_wc};
 
 macro_rules! object {
     ($(#[$doc:meta])* $name:ident of $raw:ty) => {
@@ -103,6 +103,11 @@ impl Mr {
     pub fn pd(self) -> *mut ibv_pd {
         // SAFETY: the region lives.
         unsafe { (*self.raw()).pd }
+    }
+
+    pub fn rkey(self) -> u32 {
+        // SAFETY: the region lives.
+        unsafe { (*self.raw()).rkey }
     }
 
     /// lkey, address and length as registered.
@@ -257,11 +262,12 @@ impl Cq {
 pub struct Completion {
     pub wr_id: u64,
     pub success: bool,
-    pub qp_num: u32,
+    /// `None` if its queue was not made to tell.
+    pub qp_num: Option<u32>,
     /// A receive's flags; 0 for anything else.
     pub flags: u32,
     /// With the flag that says so: the key that a received SEND_WITH_INV took away.
-    pub invalidated: u32,
+    pub invalidated: Option<u32>,
 }
 
 impl From<&ibv_wc> for Completion {
@@ -271,11 +277,46 @@ impl From<&ibv_wc> for Completion {
         Completion {
             wr_id: wc.wr_id,
             success,
-            qp_num: wc.qp_num,
+            qp_num: Some(wc.qp_num),
             flags: if received { wc.wc_flags } else { 0 },
             // SAFETY: plain numbers share the union.
-            invalidated: unsafe { wc.imm_data_invalidated_rkey_union.invalidated_rkey },
+            invalidated: Some(unsafe { wc.imm_data_invalidated_rkey_union.invalidated_rkey }),
         }
+    }
+}
+
+impl Completion {
+    /// The one that an extended queue shows.
+    ///
+    /// # Safety
+    /// The caller is between `ibv_start_poll` and `ibv_end_poll` on this queue.
+    pub unsafe fn shown_by(cq: NonNull<ibv_cq_ex>) -> Completion {
+        // SAFETY: the caller's word.
+        let shown = unsafe { verbs::shown(cq) };
+        let received = shown.opcode & verbs::IBV_WC_RECV != 0;
+        Completion {
+            wr_id: shown.wr_id,
+            success: shown.status == verbs::IBV_WC_SUCCESS,
+            qp_num: shown.qp_num,
+            flags: if received { shown.wc_flags } else { 0 },
+            invalidated: shown.invalidated_rkey,
+        }
+    }
+}
+
+/// Puts work requests of ours into the batch of an extended QP.
+///
+/// # Safety
+/// The caller is between `ibv_wr_start` and `ibv_wr_complete` on this QP, and the work requests,
+/// linked, are prepared and not yet committed.
+pub unsafe fn put(qp: NonNull<ibv_qp_ex>, first: *const ibv_send_wr, n: usize) {
+    let mut next = first;
+    for _ in 0..n {
+        // SAFETY: the caller's chain.
+        let Some(wr) = (unsafe { next.as_ref() }) else { return };
+        // SAFETY: the caller's word.
+        unsafe { verbs::wr_put(qp, wr) };
+        next = wr.next;
     }
 }
 

@@ -89,6 +89,11 @@ impl KeyRing {
         self.previous = now;
     }
 
+    /// Whether this key was taken since the ring began.
+    pub fn was_taken(&self, key: u8) -> bool {
+        (0..self.used.min(KEYS)).any(|n| self.start.wrapping_add(self.step.wrapping_mul(n as u8)) == key)
+    }
+
     pub fn is_used(&self) -> bool {
         self.used > 0
     }
@@ -132,6 +137,13 @@ pub fn mix(mut z: u64) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_ring_knows_which_keys_it_gave_out() {
+        let mut ring = KeyRing::new(77, 42);
+        let taken: Vec<u8> = (0..100).map(|n| ring.take(n, 0, 42)).collect();
+        assert!((0..=255).all(|key| ring.was_taken(key) == taken.contains(&key)));
+    }
 
     #[test]
     fn all_keys_come_up_once_a_round_and_the_fresh_one_last() {

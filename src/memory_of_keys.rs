@@ -36,6 +36,11 @@ impl MemoryOfKeys {
         true
     }
 
+    /// Whether a window with this number, deallocated since, had this key.
+    pub fn was_taken(&self, number: u32, key: u8) -> bool {
+        self.rings.get(&number).is_some_and(|keys| keys.was_taken(key))
+    }
+
     /// The keys of the former window with this number. Its past uses count as of `now`, the count of
     /// grants of the domain that it is for: where it was used may have counted otherwise.
     pub fn recall(&mut self, number: u32, now: u64, time: u64) -> Option<KeyRing> {
@@ -61,6 +66,7 @@ mod tests {
             current = ring.take(now, 1, current);
         }
         assert!(!memory.remember(77, ring));
+        assert!(memory.was_taken(77, 9) && !memory.was_taken(78, 9));
         let ring = memory.recall(77, 5, 1).unwrap();
         assert_eq!(ring.due(1000), 1005);
         assert!(memory.recall(77, 5, 1).is_none());

@@ -26,6 +26,20 @@ pub enum Committed {
     Unclear,
 }
 
+impl Committed {
+    /// What `ibv_wr_complete` says by this result of a batch with `n` work requests of ours: an
+    /// error means that nothing was posted. Not so on rxe, where the doorbell may fail behind a
+    /// batch that is queued; there only a full queue is certain.
+    pub fn batch(ret: i32, n: usize, exact: bool) -> Committed {
+        match ret {
+            0 => Committed::First(n),
+            libc::ENOMEM | libc::ENOSPC => Committed::First(0),
+            _ if exact => Committed::First(0),
+            _ => Committed::Unclear,
+        }
+    }
+}
+
 impl Context {
     /// Posts what waits, as far as the budget goes: one post and one signaled completion a chain.
     pub fn pump(&self, index: u32, body: &mut PeerBody) {
@@ -272,7 +286,8 @@ impl Context {
         self.close_window(index, body, window, Proof::NeverBound, false);
     }
 
-    fn retry_later(&self, body: &mut PeerBody) {
+    /// What waits in line goes out at the next occasion.
+    pub fn retry_later(&self, body: &mut PeerBody) {
         body.retry = true;
         self.wants_retry.store(true, Ordering::Release);
     }

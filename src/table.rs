@@ -4,6 +4,7 @@ use std::sync::atomic::Ordering;
 
 use crate::context::Context;
 use crate::id;
+use crate::region::RegionFacts;
 use crate::status::{Result, Status};
 use crate::window::{NONE, Right, State};
 
@@ -16,6 +17,20 @@ pub struct GrantFacts {
     pub right: Right,
     /// A revocation was reported as not proved.
     pub uncertain: bool,
+}
+
+/// What a key is.
+#[derive(Clone, Copy, Debug)]
+pub enum KeyFacts {
+    NotOurs,
+    Grant(GrantFacts),
+    /// It was handed out, and its grant has ended; which, if it was its window's last.
+    Ended(Option<GrantFacts>),
+    /// A key of a window of ours that was never handed out.
+    Unused,
+    /// The rkey of a region that has remote access of its own.
+    ParentRkey(u64, RegionFacts),
+    Lkey(u64, RegionFacts),
 }
 
 impl Context {
@@ -67,6 +82,52 @@ impl Context {
         let right = self.windows.at(window).right();
         let known = right.state.is_open() && right.rkey == rkey && !self.is_hidden(window);
         known.then(|| self.facts_of(window, right))
+    }
+
+    /// What a key is, as far as is known here. Never waits.
+    pub fn explain_key(&self, key: u32) -> KeyFacts {
+        let (number, low) = (key >> 8, key as u8);
+        if let Some(index) = self.rkeys.get(number) {
+            let window = self.windows.at(index);
+            let right = window.right();
+            let same = right.rkey == key && !self.is_hidden(index);
+            if same && right.state.is_open() {
+                return KeyFacts::Grant(self.facts_of(index, right));
+            }
+            if !window.keys.lock().was_taken(low) || right.rkey == key && !same {
+                return KeyFacts::Unused;
+            }
+            let generation = right.generation.wrapping_sub(1);
+            let last = GrantFacts {
+                grant: self.make_id(id::Kind::Grant, index, generation),
+                peer: 0,
+                qp_num: 0,
+                right,
+                uncertain: false,
+            };
+            return KeyFacts::Ended(same.then_some(last));
+        }
+        for index in 0..self.regions.len() as u32 {
+            let slot = self.regions.at(index);
+            let body = slot.body.read();
+            let Some(facts) = body.as_ref().map(|known| known.facts) else { continue };
+            let region = || {
+                let generation = slot.generation.load(Ordering::Acquire);
+                (self.make_id(id::Kind::Region, index, generation), facts)
+            };
+            if facts.parent_open && facts.mr.rkey() == key {
+                let (id, facts) = region();
+                return KeyFacts::ParentRkey(id, facts);
+            }
+            if facts.lkey == key {
+                let (id, facts) = region();
+                return KeyFacts::Lkey(id, facts);
+            }
+        }
+        if self.memory_of_keys.lock().was_taken(number, low) {
+            return KeyFacts::Ended(None);
+        }
+        KeyFacts::NotOurs
     }
 
     pub fn is_hidden(&self, window: u32) -> bool {

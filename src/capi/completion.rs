@@ -2,6 +2,7 @@
 
 use std::ffi::c_int;
 use std::mem::MaybeUninit;
+use std::ptr::NonNull;
 
 use super::types::*;
 use super::{Status, enter_or};
@@ -22,7 +23,7 @@ pub unsafe extern "C" fn mwctl_poll_cq(
         ctx,
         |_| -1,
         |core| {
-            let Some(cq) = std::ptr::NonNull::new(cq) else { return -1 };
+            let Some(cq) = NonNull::new(cq) else { return -1 };
             if num_entries < 0 || (wc.is_null() && num_entries > 0) {
                 return -1;
             }
@@ -57,11 +58,36 @@ pub unsafe extern "C" fn mwctl_take_wc(
         |status: Status| -(status as c_int),
         |core| {
             // SAFETY: the caller's completion.
-            let (Some(cq), Some(wc)) = (std::ptr::NonNull::new(cq), unsafe { wc.as_ref() }) else {
+            let (Some(cq), Some(wc)) = (NonNull::new(cq), unsafe { wc.as_ref() }) else {
                 return -(Status::InvalidArgument as c_int);
             };
             // SAFETY: the caller's queue, for this call.
             c_int::from(core.offer(unsafe { Cq::new(cq) }, &Completion::from(wc)))
+        },
+    )
+}
+
+/// The same for the extended interface: offers the completion that ibv_start_poll or ibv_next_poll
+/// shows, between those and ibv_end_poll, on the thread that polls. 1: it was ours. 0: it is the
+/// application's. Nothing is posted, polled or called back here: what follows from the completion
+/// is done by the next mwctl_tick, to be called after ibv_end_poll or when the event fd says so;
+/// other calls of this library but the questions wait until then, too. For polling YOURS. Make the
+/// queue with IBV_WC_EX_WITH_QP_NUM and IBV_WC_EX_WITH_IMM: without the first an error says of no
+/// queue pair that it is in error, and a SEND_WITH_INV is taken for the key's own client's; without
+/// the second a SEND_WITH_INV is not seen at all. Negative on an error.
+/// Never waits.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mwctl_take_ex(ctx: *mut mwctl_context, cq: *mut verbs::ibv_cq_ex) -> c_int {
+    enter_or(
+        ctx,
+        |status: Status| -(status as c_int),
+        |core| {
+            let (Some(shown), Some(cq)) = (NonNull::new(cq), NonNull::new(cq.cast())) else {
+                return -(Status::InvalidArgument as c_int);
+            };
+            // SAFETY: the caller polls this queue; its head is that of a plain one.
+            let (cq, seen) = unsafe { (Cq::new(cq), Completion::shown_by(shown)) };
+            c_int::from(core.offer_within(cq, &seen, true))
         },
     )
 }

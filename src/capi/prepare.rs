@@ -117,6 +117,44 @@ pub unsafe extern "C" fn mwctl_commit(
     })
 }
 
+/// Puts the `n` prepared work requests from `wr` on into a batch of the extended interface, between
+/// ibv_wr_start and ibv_wr_complete, on the thread that began it. Prepare before ibv_wr_start and
+/// commit after ibv_wr_complete, with mwctl_commit_ex; after ibv_wr_abort, mwctl_abort. Between the
+/// two the send queue is locked: no other call of this library may be made on that thread. The
+/// queue pair's send_ops_flags must have BIND_MW and LOCAL_INV, as declared at mwctl_peer_attach.
+/// Never waits.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mwctl_put_wr(qp: *mut verbs::ibv_qp_ex, wr: *const verbs::ibv_send_wr, n: usize) {
+    if let Some(qp) = std::ptr::NonNull::new(qp) {
+        // SAFETY: as documented.
+        unsafe { crate::device::put(qp, wr, n) };
+    }
+}
+
+/// As mwctl_commit, for a chain that went out by the extended interface: `ret` is what
+/// ibv_wr_complete returned. An error means that nothing of the batch was posted. On soft-RoCE only
+/// ENOMEM and ENOSPC mean that; with another error all count as posted, as with an error of
+/// ibv_post_send without a bad_wr.
+/// Never waits.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mwctl_commit_ex(
+    ctx: *mut mwctl_context,
+    token: mwctl_token,
+    ret: c_int,
+    posted: *mut usize,
+) -> Status {
+    enter(ctx, |core| {
+        let (_, n) = core.prepared_wrs(token.id)?;
+        let outcome = Committed::batch(ret, n, core.capabilities.exact_batches);
+        let count = core.commit(token.id, outcome)?;
+        // SAFETY: the caller's pointer or NULL.
+        if let Some(place) = unsafe { posted.as_mut() } {
+            *place = count;
+        }
+        Ok(())
+    })
+}
+
 /// The chain was not posted and will not be: as a commit of which nothing was posted.
 /// Never waits.
 #[unsafe(no_mangle)]

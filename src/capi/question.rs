@@ -1,10 +1,12 @@
 //! Questions to the table.
 
+use std::ffi::c_char;
+
 use super::types::*;
 use super::{answer, array_mut, enter, out};
 use crate::region::RIGHTS;
 use crate::status::{Result, Status};
-use crate::table::GrantFacts;
+use crate::table::{GrantFacts, KeyFacts};
 use crate::window::State;
 
 /// Whether the client behind a queue pair holds one grant that covers the whole range with all
@@ -65,6 +67,64 @@ pub unsafe extern "C" fn mwctl_find_rkey(
 ) -> Status {
     // SAFETY: as documented.
     enter(ctx, |core| unsafe { answer_grant(core.find_rkey(rkey).ok_or(Status::NoGrant)?, info, size) })
+}
+
+/// What a key is: a live grant's, one that was revoked, a region's own, or none of ours. For the log
+/// line about a client that came with a strange key, and to find what an advertisement really
+/// hands out. A sentence for the kind: mwctl_key_text. `size` is sizeof *info.
+/// Never waits.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mwctl_explain_key(
+    ctx: *mut mwctl_context,
+    key: u32,
+    info: *mut mwctl_key_info,
+    size: usize,
+) -> Status {
+    // SAFETY: as documented.
+    enter(ctx, |core| unsafe { answer(info, size, mwctl_key_info::from(core.explain_key(key))) })
+}
+
+/// A sentence for an enum mwctl_key_kind, never NULL; static.
+/// Never waits.
+#[unsafe(no_mangle)]
+pub extern "C" fn mwctl_key_text(kind: i32) -> *const c_char {
+    let text = match kind {
+        0 => c"not a key of this context",
+        1 => c"the rkey of a live grant",
+        2 => c"the rkey of a grant that has ended",
+        3 => c"a key of a window that was never handed out",
+        4 => c"the rkey of a whole region, which no revocation closes",
+        5 => c"the lkey of a region, which opens nothing to clients",
+        _ => c"unknown kind of key",
+    };
+    text.as_ptr()
+}
+
+impl From<KeyFacts> for mwctl_key_info {
+    fn from(facts: KeyFacts) -> Self {
+        let (kind, grant, region) = match facts {
+            KeyFacts::NotOurs => (mwctl_key_kind::NotOurs, None, None),
+            KeyFacts::Grant(facts) => (mwctl_key_kind::Grant, Some(facts), None),
+            KeyFacts::Ended(facts) => (mwctl_key_kind::Ended, facts, None),
+            KeyFacts::Unused => (mwctl_key_kind::Unused, None, None),
+            KeyFacts::ParentRkey(id, facts) => (mwctl_key_kind::ParentRkey, None, Some((id, facts))),
+            KeyFacts::Lkey(id, facts) => (mwctl_key_kind::Lkey, None, Some((id, facts))),
+        };
+        // SAFETY: plain.
+        let mut info: mwctl_key_info = unsafe { std::mem::zeroed() };
+        info.kind = kind as i32;
+        if let Some(GrantFacts { grant, peer, qp_num, right, .. }) = grant {
+            info.grant = grant;
+            info.peer = mwctl_peer { id: peer };
+            info.qp_num = qp_num;
+            (info.access, info.addr, info.length) = (right.access, right.addr, right.length);
+        }
+        if let Some((id, facts)) = region {
+            info.region = mwctl_region { id };
+            (info.access, info.addr, info.length) = (facts.access & RIGHTS, facts.addr, facts.length);
+        }
+        info
+    }
 }
 
 /// A grant by its id; STALE_ID once it has ended. `size` is sizeof *info. Takes no lock.

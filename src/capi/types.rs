@@ -284,7 +284,44 @@ pub struct mwctl_grant_info {
     pub uncertain: u32,
 }
 
+/// What a key is.
+#[repr(i32)]
+#[derive(Clone, Copy)]
+pub enum mwctl_key_kind {
+    /// No window or region under this context's management has it.
+    NotOurs = 0,
+    /// The rkey of an open grant.
+    Grant = 1,
+    /// It was handed out, and its grant has ended: it opens nothing.
+    Ended = 2,
+    /// One of a window's 256 keys, never handed out: it opens nothing.
+    Unused = 3,
+    /// The rkey of a whole region that was registered with REMOTE_* flags: no revocation closes it.
+    ParentRkey = 4,
+    /// The lkey of a region without REMOTE_* flags: it opens nothing to clients.
+    Lkey = 5,
+}
+
+/// What mwctl_explain_key found. What is not known is 0.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct mwctl_key_info {
+    /// enum mwctl_key_kind.
+    pub kind: i32,
+    /// The rights that it opens, or opened.
+    pub access: u32,
+    /// An open grant, or the one that ended if it was its window's last: a stale id then.
+    pub grant: u64,
+    pub peer: mwctl_peer,
+    pub region: mwctl_region,
+    pub addr: u64,
+    pub length: u64,
+    pub qp_num: u32,
+    pub reserved: u32,
+}
+
 // SAFETY: plain C structs of numbers and nullable pointers.
+unsafe impl Plain for mwctl_key_info {}
 unsafe impl Plain for mwctl_context_options {}
 unsafe impl Plain for mwctl_capabilities {}
 unsafe impl Plain for mwctl_domain_options {}

@@ -142,6 +142,80 @@ static void keys(void)
 	house_ok("a grant is refused rather than a key used too soon");
 }
 
+static mwctl_key_info explain(uint32_t key)
+{
+	mwctl_key_info info;
+
+	HOUSE_OK(mwctl_explain_key(house.ctx, key, &info, sizeof(info)));
+	RC_CHECK(mwctl_key_text(info.kind) != NULL);
+	return info;
+}
+
+static void explained(void)
+{
+	int access = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_MW_BIND | IBV_ACCESS_REMOTE_READ;
+	mwctl_attach_options options = {.access = (uint32_t)access, .allow_open_parent = 1};
+	mwctl_result held = house_grant(&house, 0, 4096, 64, HOUSE_WRITE);
+	mwctl_key_info info = explain(held.rkey);
+	struct rc_memory open;
+	mwctl_region region;
+
+	RC_CHECK_EQ(MWCTL_KEY_KIND_GRANT, info.kind);
+	RC_CHECK_EQ(held.grant, info.grant);
+	RC_CHECK_EQ(house.client[0].peer.id, info.peer.id);
+	RC_CHECK_EQ(house.client[0].pair.server.qp->qp_num, info.qp_num);
+	RC_CHECK_EQ(house.memory.addr + 4096, info.addr);
+	RC_CHECK_EQ(64, info.length);
+	RC_CHECK_EQ(HOUSE_WRITE, info.access);
+	HOUSE_OK(mwctl_revoke(house.ctx, held.grant, 0, NULL));
+	info = explain(held.rkey);
+	RC_CHECK_EQ(MWCTL_KEY_KIND_ENDED, info.kind);
+	RC_CHECK_EQ(held.grant, info.grant);
+	RC_CHECK_EQ(house.memory.addr + 4096, info.addr);
+	RC_CHECK_EQ(0, info.qp_num);
+
+	/* All 256 of a window: those it had are ended, the others unused. */
+	int ended = 0, unused = 0;
+	uint32_t key;
+
+	for (uint32_t low = 0; low < 256; low++) {
+		info = explain((held.rkey & ~0xffu) | low);
+		ended += info.kind == MWCTL_KEY_KIND_ENDED;
+		unused += info.kind == MWCTL_KEY_KIND_UNUSED;
+	}
+	RC_CHECK(ended >= 1 && unused > 128);
+	RC_CHECK_EQ(256, ended + unused);
+
+	info = explain(house.memory.lkey);
+	RC_CHECK_EQ(MWCTL_KEY_KIND_LKEY, info.kind);
+	RC_CHECK_EQ(house.region.id, info.region.id);
+	RC_CHECK_EQ(0, info.access);
+	rc_memory_open(&open, house.pd, 4096, access);
+	RC_CHECK_EQ(MWCTL_KEY_KIND_NOT_OURS, explain(open.mr->rkey).kind);
+	HOUSE_STATUS(MWCTL_STATUS_PARENT_OPEN,
+		     mwctl_region_attach(house.ctx, house.domain, open.mr,
+					 &(mwctl_attach_options){.iova = (uintptr_t)open.at,
+								 .access = (uint32_t)access},
+					 sizeof(options), &region));
+	options.iova = (uintptr_t)open.at;
+	HOUSE_OK(mwctl_region_attach(house.ctx, house.domain, open.mr, &options, sizeof(options), &region));
+	info = explain(open.mr->rkey);
+	RC_CHECK_EQ(MWCTL_KEY_KIND_PARENT_RKEY, info.kind);
+	RC_CHECK_EQ(region.id, info.region.id);
+	RC_CHECK_EQ(HOUSE_READ, info.access);
+	HOUSE_OK(mwctl_region_detach(house.ctx, region));
+	rc_memory_close(&open);
+
+	/* A window that is deallocated is not forgotten at once. */
+	held = house_grant(&house, 0, 0, 64, HOUSE_WRITE);
+	key = held.rkey;
+	HOUSE_OK(mwctl_peer_stuck(house.ctx, house.client[0].peer));
+	HOUSE_OK(mwctl_revoke(house.ctx, held.grant, 0, &held));
+	RC_CHECK_EQ(MWCTL_PROOF_DEALLOCATED, held.proof);
+	RC_CHECK_EQ(MWCTL_KEY_KIND_ENDED, explain(key).kind);
+	house_ok("a key is a live grant's, an ended one's, unused, a region's rkey or lkey, or not ours");
+}
+
 static void forked(void)
 {
 	mwctl_result held = house_grant(&house, 0, 0, 64, HOUSE_WRITE);
@@ -173,6 +247,7 @@ int main(void)
 	house_open(&house, NULL);
 	questions();
 	blocks();
+	explained();
 	forked();
 	house_close(&house);
 	keys();

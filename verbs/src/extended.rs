@@ -123,3 +123,51 @@ pub unsafe fn alloc_parent_domain(
     let alloc = extended_op!(context, alloc_parent_domain).ok_or(libc::EOPNOTSUPP)?;
     checked_ptr(|| unsafe { alloc(context, attr) })
 }
+
+/// Puts a bind or a LOCAL_INV into the batch that `ibv_wr_start` began on this thread. A window's
+/// `rkey` must be its current key, as for `ibv_post_send`.
+pub unsafe fn wr_put(qp: NonNull<ibv_qp_ex>, wr: &ibv_send_wr) {
+    let base = qp.as_ptr();
+    unsafe {
+        (*base).wr_id = wr.wr_id;
+        (*base).wr_flags = wr.send_flags;
+    }
+    if wr.opcode == IBV_WR_BIND_MW {
+        if let Some(bind_mw) = unsafe { (*base).wr_bind_mw } {
+            let bind = unsafe { wr.bind_mw_tso_union.bind_mw };
+            unsafe { bind_mw(base, bind.mw, bind.rkey, &bind.bind_info) };
+        }
+    } else if let Some(local_inv) = unsafe { (*base).wr_local_inv } {
+        unsafe { local_inv(base, wr.imm_data_invalidated_rkey_union.invalidated_rkey) };
+    }
+}
+
+/// The completion that `ibv_start_poll` or `ibv_next_poll` shows on this thread.
+pub struct Shown {
+    pub wr_id: u64,
+    pub status: u32,
+    /// 0 on an error, where it means nothing.
+    pub opcode: u32,
+    pub wc_flags: u32,
+    /// What the queue was not made to tell is `None`.
+    pub qp_num: Option<u32>,
+    pub invalidated_rkey: Option<u32>,
+}
+
+pub unsafe fn shown(cq: NonNull<ibv_cq_ex>) -> Shown {
+    let base = cq.as_ptr();
+    let status = unsafe { (*base).status };
+    let good = status == IBV_WC_SUCCESS;
+    let read =
+        |field: Option<unsafe extern "C" fn(*mut ibv_cq_ex) -> u32>| field.map(|read| unsafe { read(base) });
+    unsafe {
+        Shown {
+            wr_id: (*base).wr_id,
+            status,
+            opcode: if good { read((*base).read_opcode).unwrap_or(0) } else { 0 },
+            wc_flags: if good { read((*base).read_wc_flags).unwrap_or(0) } else { 0 },
+            qp_num: read((*base).read_qp_num),
+            invalidated_rkey: if good { read((*base).read_imm_data) } else { None },
+        }
+    }
+}
