@@ -183,8 +183,8 @@ enum mwctl_event_kind
   : int32_t
 #endif // __cplusplus
  {
-  // The library moved the peer's QP to ERR: its revocation missed the deadline. Only the
-  // application can tell the other side.
+  // The library moved the peer's QP to ERR: a revocation, or its detach, missed the deadline. Only
+  // the application can tell the other side.
   MWCTL_EVENT_KIND_PEER_KILLED = 1,
   // The peer's QP was found in an error state.
   MWCTL_EVENT_KIND_PEER_DEAD = 2,
@@ -416,7 +416,8 @@ typedef struct mwctl_register_options {
   // 1: on huge pages if there are any; mwctl_region_info says what came of it.
   uint32_t huge_pages;
   uint32_t reserved;
-  // Bytes of a block; 0: 2 MiB.
+  // Bytes of a block; 0: 2 MiB. What is left of a region behind its last whole block belongs to
+  // none: a region shorter than a block has no blocks, and is granted by ranges.
   uint64_t block_size;
 } mwctl_register_options;
 
@@ -435,7 +436,8 @@ typedef struct mwctl_attach_options {
   // 1: the region has REMOTE_* flags and the application knows that its own rkey stays open
   // whatever is revoked here. Otherwise such a region is refused with PARENT_OPEN.
   uint32_t allow_open_parent;
-  // Bytes of a block; 0: 2 MiB.
+  // Bytes of a block; 0: 2 MiB. What is left of a region behind its last whole block belongs to
+  // none: a region shorter than a block has no blocks, and is granted by ranges.
   uint64_t block_size;
   // 1: a device's memory, or another device's by dmabuf. Proofs for it, and for a region with
   // RELAXED_ORDERING, say that access has stopped and no more.
@@ -520,7 +522,9 @@ typedef void (*mwctl_done_fn)(void *user,
 // A peer as it stands.
 typedef struct mwctl_peer_info {
   uint32_t qp_num;
-  // 0 before RTS, 1 live, 2 the queue pair is in error, 3 gone.
+  // As far as the library has heard: 0 before RTS, 1 live, 2 the queue pair is in error, 3 gone.
+  // It looks at the queue pair's state after a completion with an error, after an asynchronous
+  // event that was offered, and where it moves one to ERR.
   uint32_t life;
   // 1 once a detach has begun.
   uint32_t leaving;
@@ -635,7 +639,8 @@ mwctl_status mwctl_size_queues(uint32_t budget, struct ibv_qp_cap *cap, int *cqe
 int mwctl_event_fd(struct mwctl_context *ctx);
 
 // Nanoseconds until mwctl_tick is due: 0 at once, -1 nothing is planned. For the timeout of the
-// application's loop; the completions of a chain under way are not counted in.
+// application's loop; the completions of a chain under way are not counted in. It may be earlier
+// than needed, for an operation that has ended meanwhile, and never later.
 // Never waits.
 int64_t mwctl_next_timeout(struct mwctl_context *ctx);
 

@@ -27,8 +27,8 @@ pub struct Event {
 #[repr(i32)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EventKind {
-    /// The library moved the peer's QP to ERR: its revocation missed the deadline. Only the
-    /// application can tell the other side.
+    /// The library moved the peer's QP to ERR: a revocation, or its detach, missed the deadline. Only
+    /// the application can tell the other side.
     PeerKilled = 1,
     /// The peer's QP was found in an error state.
     PeerDead = 2,
@@ -36,6 +36,17 @@ pub enum EventKind {
     PeerInvalidated = 3,
     /// A peer ended another peer's grant by SEND_WITH_INV: `peer` is the one that did.
     ForeignInvalidation = 4,
+}
+
+impl EventKind {
+    fn text(self) -> &'static str {
+        match self {
+            EventKind::PeerKilled => "moved a queue pair to ERR",
+            EventKind::PeerDead => "a queue pair is in error",
+            EventKind::PeerInvalidated => "a client gave a right back",
+            EventKind::ForeignInvalidation => "a client ended another client's right",
+        }
+    }
 }
 
 /// The event fd and the sleepers of a context.
@@ -256,7 +267,7 @@ impl Context {
     pub fn event(&self, event: Event) {
         self.log(
             Severity::Warning,
-            format_args!("{:?}: QP {:#x}, grant {:#x}", event.kind, event.qp_num, event.grant),
+            format_args!("{}: QP {:#x}, grant {:#x}", event.kind.text(), event.qp_num, event.grant),
         );
         if self.on_event.is_some() {
             self.events.lock().push_back(event);

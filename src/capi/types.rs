@@ -126,7 +126,8 @@ pub struct mwctl_register_options {
     /// 1: on huge pages if there are any; mwctl_region_info says what came of it.
     pub huge_pages: u32,
     pub reserved: u32,
-    /// Bytes of a block; 0: 2 MiB.
+    /// Bytes of a block; 0: 2 MiB. What is left of a region behind its last whole block belongs to
+    /// none: a region shorter than a block has no blocks, and is granted by ranges.
     pub block_size: u64,
 }
 
@@ -142,7 +143,8 @@ pub struct mwctl_attach_options {
     /// 1: the region has REMOTE_* flags and the application knows that its own rkey stays open
     /// whatever is revoked here. Otherwise such a region is refused with PARENT_OPEN.
     pub allow_open_parent: u32,
-    /// Bytes of a block; 0: 2 MiB.
+    /// Bytes of a block; 0: 2 MiB. What is left of a region behind its last whole block belongs to
+    /// none: a region shorter than a block has no blocks, and is granted by ranges.
     pub block_size: u64,
     /// 1: a device's memory, or another device's by dmabuf. Proofs for it, and for a region with
     /// RELAXED_ORDERING, say that access has stopped and no more.
@@ -218,7 +220,9 @@ pub struct mwctl_peer_options {
 #[derive(Clone, Copy)]
 pub struct mwctl_peer_info {
     pub qp_num: u32,
-    /// 0 before RTS, 1 live, 2 the queue pair is in error, 3 gone.
+    /// As far as the library has heard: 0 before RTS, 1 live, 2 the queue pair is in error, 3 gone.
+    /// It looks at the queue pair's state after a completion with an error, after an asynchronous
+    /// event that was offered, and where it moves one to ERR.
     pub life: u32,
     /// 1 once a detach has begun.
     pub leaving: u32,
