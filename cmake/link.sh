@@ -35,7 +35,10 @@ sed 's/^/-Wl,-u,/' "$work/functions" >"$work/roots"
 # Groups have to go: a COMDAT section of the other library's must not replace ours.
 "$cc" -r -nostdlib -o "$work/whole.o" \
 	-Wl,--force-group-allocation -Wl,--gc-sections "@$work/roots" "$archive"
-"${OBJCOPY:-objcopy}" --keep-global-symbols="$work/functions" "$work/whole.o" "$work/mwctl.o"
+# The bitcode that Rust's standard library brings along, joined like this, is none that ar's plugin for
+# LLVM could read. It may be there where link-time optimisation was off.
+"${OBJCOPY:-objcopy}" --keep-global-symbols="$work/functions" --remove-section=.llvmbc \
+	--remove-section=.llvmcmd "$work/whole.o" "$work/mwctl.o"
 (cd "$work" && "${AR:-ar}" rcsD libmwctl.a mwctl.o)
 
 # LDFLAGS unquoted: it is several words.
