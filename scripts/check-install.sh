@@ -36,6 +36,10 @@ for file in include/mwctl.h include/mwctl_sim.h; do
 	grep -qxF "./$file" "$work/files" || die "$file is not installed"
 done
 
+for page in man3/mwctl_revoke_batch.3 man3/mwctl_revoke_start.3 man7/mwctl.7; do
+	grep -q "/man/$page\$" "$work/files" || die "$page is not installed"
+done
+
 # The folder may be moved. Nothing installed knows where it was built or put first.
 stage=$work/a\ new\ place
 mv "$work/first" "$stage"

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Regenerates include/mwctl.h from src/capi. With --check: fails if the committed one differs.
+# Regenerates include/mwctl.h from src/capi, and the man pages from that. With --check: fails if the
+# committed ones differ.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 out=$(mktemp -d)
@@ -13,3 +14,4 @@ if [ "${1:-}" = --check ]; then
 else
 	cp "$out/mwctl.h" include/mwctl.h
 fi
+scripts/man.py "$@"

@@ -175,6 +175,7 @@ environment=$(scripts/libclang.sh 2>/dev/null) && eval "$environment"
 step "formatting" cargo fmt --all --check
 step "shell scripts" shell_scripts
 step "headers" scripts/check-header.sh
+step "man pages" scripts/check-man.sh
 step "symbol map" scripts/check-symbols.sh --map
 step "clippy, both sources of verbs types" clippy
 step "Rust tests" cargo_test --workspace

@@ -1,0 +1,53 @@
+#!/bin/sh
+# Every exported function has its man page, under its own name, and no page has a fault that man
+# knows of. That the pages are what the header says is scripts/check-header.sh's matter.
+#
+#   check-man.sh [MAN_FOLDER]      man in the project, if none is named
+set -eu
+LC_ALL=C.UTF-8
+export LC_ALL
+unset MANOPT MANPAGER PAGER
+
+root=$(cd "$(dirname "$0")/.." && pwd)
+man=$(cd "${1:-$root/man}" && pwd)
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+
+die() {
+	echo "$0: $*" >&2
+	exit 1
+}
+
+# faults_of FILE: what man has to say about it.
+faults_of() {
+	{ man --warnings -E UTF-8 -Tutf8 -Z -l "$1" >/dev/null || echo "man failed"; } 2>&1
+}
+
+# The control: a fault is told.
+printf '.TH x 3\n.SH NAME\nx \\- y\n.NOSUCHMACRO\n\\fB\\[nosuchglyph]\n' >"$work/x.3"
+[ "$(faults_of "$work/x.3" | grep -c NOSUCHMACRO)" -eq 1 ] || die "man tells no faults"
+
+count=0
+for page in "$man"/man3/*.3 "$man"/man7/*.7; do
+	case $(head -n 1 "$page") in
+	.so\ *)
+		[ -f "$man/$(sed -n '1s/^\.so //p' "$page")" ] || die "$page leads nowhere"
+		continue
+		;;
+	esac
+	said=$(faults_of "$page")
+	[ -z "$said" ] || die "$page: $said"
+	lexgrog "$page" >/dev/null || die "$page: apropos and whatis don't understand its NAME"
+	count=$((count + 1))
+done
+
+sed -n 's/^[[:space:]]*\(mwctl_[a-z0-9_]*\);.*/\1/p' "$root/src/capi/libmwctl.map" >"$work/functions"
+while read -r name; do
+	man -M "$man" -w 3 "$name" >/dev/null 2>&1 || die "$name has no man page"
+	# Not only a page: one that names it and shows how it is called.
+	man -M "$man" -E UTF-8 3 "$name" >"$work/text" 2>/dev/null
+	sed -n '/^NAME/,/^SYNOPSIS/p' "$work/text" | grep -qw "$name" || die "$name's page does not name it"
+	sed -n '/^SYNOPSIS/,/^DESCRIPTION/p' "$work/text" | grep -q "[ *]$name(" || die "$name's page does not show it"
+done <"$work/functions"
+man -M "$man" -w 7 mwctl >/dev/null || die "mwctl(7) is missing"
+echo "$count pages without a warning; $(wc -l <"$work/functions") functions have theirs"
