@@ -1,6 +1,6 @@
 #!/bin/sh
-# Runs cargo with the environment that rdma-sys's bindgen needs, and keeps the place of cargo's
-# downloads on this machine out of what it builds.
+# Runs cargo with the environment that rdma-sys's bindgen needs, and keeps the place of the crates
+# on this machine, downloaded or vendored, out of what it builds. To be called in the project's folder.
 #
 #   cargo.sh ENVIRONMENT_FILE CARGO ARG…
 set -eu
@@ -12,4 +12,6 @@ cargo=$2
 shift 2
 # What make tells its own children is not meant for cargo's.
 unset MAKEFLAGS MFLAGS MAKELEVEL
-exec "$cargo" --config "build.rustflags = ['--remap-path-prefix=${CARGO_HOME:-$HOME/.cargo}=cargo']" "$@"
+crates=${CARGO_HOME:-$HOME/.cargo}
+exec "$cargo" --config \
+	"build.rustflags = ['--remap-path-prefix=$crates=cargo', '--remap-path-prefix=$PWD/vendor=vendor']" "$@"

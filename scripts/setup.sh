@@ -49,6 +49,7 @@ need_command ibv_devinfo ibverbs-utils
 need_command shellcheck shellcheck
 need_command python3 python3
 need_command man man-db
+need_command git git
 need_header stdio.h libc6-dev
 need_header infiniband/verbs.h libibverbs-dev
 need_header rdma/rdma_cma.h librdmacm-dev

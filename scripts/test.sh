@@ -139,7 +139,7 @@ clippy() {
 
 shell_scripts() {
 	local scripts
-	mapfile -t scripts < <(find scripts cmake sim tests -name '*.sh')
+	mapfile -t scripts < <(find build.sh scripts cmake sim tests -name '*.sh')
 	shellcheck --severity=warning .ci/run "${scripts[@]}" &&
 		echo "${#scripts[@]} scripts without a warning"
 }
@@ -189,6 +189,7 @@ step "versions" scripts/check-versions.sh "$build"
 step "C tests on the device in the process" ctest_all
 step "controls: broken libraries" scripts/check-controls.sh "$build"
 step "install and consume" scripts/check-install.sh "$build"
+step "source tarball, built offline" scripts/check-dist.sh
 
 if [[ $quick == no ]]; then
 	step "guests' kernels" scripts/rxe.sh --prepare
