@@ -189,6 +189,7 @@ step "versions" scripts/check-versions.sh "$build"
 step "C tests on the device in the process" ctest_all
 step "controls: broken libraries" scripts/check-controls.sh "$build"
 step "install and consume" scripts/check-install.sh "$build"
+step "older and newer releases" scripts/check-growth.sh "$build"
 step "source tarball, built offline" scripts/check-dist.sh
 
 if [[ $quick == no ]]; then
