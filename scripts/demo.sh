@@ -29,10 +29,12 @@ done
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 build=${MWCTL_BUILD_DIR:-$root/build}
-"$root/scripts/setup.sh"
+"$root/scripts/setup.sh" build
+program=$build/examples-c/rogue_client
+[[ -x $program ]] || echo "demo: building the library, the device in the process and the program in $build;" \
+	"the first time that takes minutes" >&2
 "$root/cmake/build.sh" "$build" mwctl_sim_library rogue_client
 
-program=$build/examples-c/rogue_client
 if [[ $rxe == yes ]]; then
 	exec "$root/scripts/rxe.sh" --kernel "$kernel" --time-limit 900 -- "$program" "$@"
 fi

@@ -1,9 +1,15 @@
 #!/usr/bin/env bash
-# Installs what building and testing need and this machine lacks: Debian packages, and the header
-# generator into the cache (.cache in the project, or $MWCTL_CACHE). Quick when nothing is missing.
+# Installs what this machine lacks. Quick when nothing is missing.
+#
+#   setup.sh build      for building and running programs: Debian packages
+#   setup.sh [all]      for changing and testing the library too: more of them, and the header generator
+#                       into the cache (.cache in the project, or $MWCTL_CACHE)
+#
 # What real verbs in a guest need is scripts/rxe.sh's own matter.
 set -euo pipefail
 cd "$(dirname "$0")/.."
+what=${1:-all}
+[[ $# -le 1 && $what =~ ^(build|all)$ ]] || { echo "usage: $0 [build|all]" >&2; exit 2; }
 
 cbindgen_version=0.29.2
 cache=${MWCTL_CACHE:-$PWD/.cache}
@@ -39,24 +45,27 @@ install_missing() {
 }
 
 need_command gcc gcc
-need_command g++ g++
-need_command clang clang
 need_command ld binutils
 need_command make make
 need_command cmake cmake
-need_command pkg-config pkg-config
-need_command ibv_devinfo ibverbs-utils
-need_command shellcheck shellcheck
-need_command python3 python3
-need_command man man-db
-need_command git git
 need_header stdio.h libc6-dev
 need_header infiniband/verbs.h libibverbs-dev
-need_header rdma/rdma_cma.h librdmacm-dev
+if [[ $what == all ]]; then
+	need_command g++ g++
+	need_command clang clang
+	need_command pkg-config pkg-config
+	need_command ibv_devinfo ibverbs-utils
+	need_command shellcheck shellcheck
+	need_command python3 python3
+	need_command man man-db
+	need_command git git
+	need_header rdma/rdma_cma.h librdmacm-dev
+fi
 install_missing
 # Without an installed libclang 14 or 15 (clang brings Debian 12's), scripts/libclang.sh fetches one
-# with pip.
-if ! scripts/libclang.sh --list | grep -q '^1[45] ' && ! python3 -m pip --version >/dev/null 2>&1; then
+# with pip. The build does without, where it has to.
+if [[ $what == all ]] && ! scripts/libclang.sh --list | grep -q '^1[45] ' &&
+	! python3 -m pip --version >/dev/null 2>&1; then
 	missing+=(python3-pip)
 fi
 install_missing
@@ -64,13 +73,15 @@ install_missing
 # ---- Rust ----
 
 wanted=$(sed -n 's|^rust-version = "\(.*\)"$|\1|p' Cargo.toml | sort -V | tail -n 1)
-rust_hint="install Rust $wanted or newer with cargo, rustfmt and clippy, by rustup; Debian 12's own is too old"
+rust_hint="install Rust $wanted or newer by rustup; Debian 12's own is too old"
 command -v cargo >/dev/null && command -v rustc >/dev/null || die "cargo was not found: $rust_hint"
 found=$(rustc --version | cut -d' ' -f2)
 [[ $(printf '%s\n' "$wanted" "$found" | sort -V | head -n 1) == "$wanted" ]] ||
 	die "Rust $found is too old: $rust_hint"
+[[ $what == all ]] || exit 0
 for component in fmt clippy; do
-	cargo "$component" --version >/dev/null 2>&1 || die "cargo $component is missing: $rust_hint"
+	cargo "$component" --version >/dev/null 2>&1 ||
+		die "cargo $component is missing: rustup component add rustfmt clippy"
 done
 
 PATH=$cache/bin:$PATH
