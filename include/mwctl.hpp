@@ -487,6 +487,7 @@ using grant_info = ::mwctl_grant_info;
 
 // A deadline from now; 0 is the context's default. A negative one has passed.
 using timeout = std::chrono::microseconds;
+inline constexpr timeout default_timeout{0};
 
 // What ~grant does.
 enum class ending : std::uint8_t {
@@ -495,11 +496,11 @@ enum class ending : std::uint8_t {
 };
 
 struct grant_options {
-	mwctl::timeout timeout{0};
+	mwctl::timeout timeout = default_timeout;
 	ending at_end = ending::wait;
 	mwctl::kill kill = mwctl::kill::allowed; // of the revocation by the destructor
 };
-inline constexpr grant_options queued{timeout{0}, ending::queue, kill::allowed};
+inline constexpr grant_options queued{default_timeout, ending::queue, kill::allowed};
 
 // Something that no call of the application's asked for.
 struct event {
@@ -780,7 +781,7 @@ public:
 	// (it had ended: revoked by others, or given back by its client); otherwise the right may still
 	// be usable, and the call can be repeated.
 	// May wait.
-	result<proof> revoke(timeout t = timeout{0}, kill k = kill::allowed) noexcept
+	result<proof> revoke(timeout t = default_timeout, kill k = kill::allowed) noexcept
 	{
 		item out{};
 		status s = detail::as_status(::mwctl_revoke_batch(link_.ctx(), &id_, 1, detail::us(t),
@@ -793,7 +794,7 @@ public:
 	// to be gone; ~grant then waits for that, or not, as it was chosen.
 	// Never waits.
 	template <class F>
-	result<void> revoke_start(F &&f, timeout t = timeout{0}, kill k = kill::allowed) noexcept
+	result<void> revoke_start(F &&f, timeout t = default_timeout, kill k = kill::allowed) noexcept
 	{
 		return detail::start(std::forward<F>(f), [&](auto fn, void *user) {
 			return ::mwctl_revoke_start(link_.ctx(), &id_, 1, detail::us(t),
@@ -1016,7 +1017,7 @@ public:
 	{
 		if (i >= n_ || !items_[i].grant)
 			return {};
-		grant one(link_, asked_[i], items_[i], {timeout{0}, at_end_, kill_});
+		grant one(link_, asked_[i], items_[i], {default_timeout, at_end_, kill_});
 		items_[i].grant = 0;
 		items_[i].rkey = 0;
 		return one;
@@ -1025,7 +1026,7 @@ public:
 	// Takes all of them back. Each one's status and proof is in its place; those that are gone have
 	// id 0 there, the others can be tried again. The first status that is no success.
 	// May wait.
-	result<void> revoke(timeout t = timeout{0}, kill k = kill::allowed) noexcept
+	result<void> revoke(timeout t = default_timeout, kill k = kill::allowed) noexcept
 	{
 		std::size_t n = gather();
 		for (std::size_t i = 0; i < n; i++)
@@ -1038,7 +1039,7 @@ public:
 	// known to be gone; it need not stay until then.
 	// Never waits.
 	template <class F>
-	result<void> revoke_start(F &&f, timeout t = timeout{0}, kill k = kill::allowed) noexcept
+	result<void> revoke_start(F &&f, timeout t = default_timeout, kill k = kill::allowed) noexcept
 	{
 		std::size_t n = gather();
 		return detail::start(std::forward<F>(f), [&](auto fn, void *user) {
@@ -1378,7 +1379,7 @@ public:
 
 	// Takes back all that it holds; how many that were. The queue pair stays attached.
 	// May wait.
-	result<std::size_t> revoke_all(timeout t = timeout{0}, kill k = kill::allowed) noexcept
+	result<std::size_t> revoke_all(timeout t = default_timeout, kill k = kill::allowed) noexcept
 	{
 		return detail::number<std::size_t>([&](std::size_t *n) {
 			return ::mwctl_revoke_peer(link_.ctx(), id_, detail::us(t), static_cast<std::int32_t>(k), n);
@@ -1386,7 +1387,7 @@ public:
 	}
 	// Never waits.
 	template <class F>
-	result<void> revoke_all_start(F &&f, timeout t = timeout{0}, kill k = kill::allowed) noexcept
+	result<void> revoke_all_start(F &&f, timeout t = default_timeout, kill k = kill::allowed) noexcept
 	{
 		return detail::start(std::forward<F>(f), [&](auto fn, void *user) {
 			return ::mwctl_revoke_peer_start(link_.ctx(), id_, detail::us(t),
@@ -1399,7 +1400,7 @@ public:
 
 	// Revokes all that it holds and takes it off the books. Empty after success and STALE_ID.
 	// May wait.
-	result<void> detach(timeout t = timeout{0}) noexcept
+	result<void> detach(timeout t = default_timeout) noexcept
 	{
 		return off(::mwctl_peer_detach(link_.ctx(), id_, detail::us(t)));
 	}
@@ -1407,7 +1408,7 @@ public:
 	// nothing to do.
 	// Never waits.
 	template <class F>
-	result<void> detach_start(F &&f, timeout t = timeout{0}) noexcept
+	result<void> detach_start(F &&f, timeout t = default_timeout) noexcept
 	{
 		return detail::start(std::forward<F>(f), [&](auto fn, void *user) {
 			return ::mwctl_peer_detach_start(link_.ctx(), id_, detail::us(t), fn, user);
@@ -1415,7 +1416,7 @@ public:
 	}
 	// The queue pair no longer exists: it is never touched again.
 	// May wait (a kernel call a window).
-	result<void> gone(timeout t = timeout{0}) noexcept
+	result<void> gone(timeout t = default_timeout) noexcept
 	{
 		return off(::mwctl_peer_gone(link_.ctx(), id_, detail::us(t)));
 	}
@@ -1601,7 +1602,7 @@ public:
 	}
 	// Takes back every right of any client that touches the range; how many that were.
 	// May wait.
-	result<std::size_t> revoke(std::uint64_t addr, std::uint64_t length, timeout t = timeout{0},
+	result<std::size_t> revoke(std::uint64_t addr, std::uint64_t length, timeout t = default_timeout,
 				   kill k = kill::allowed) noexcept
 	{
 		return detail::number<std::size_t>([&](std::size_t *n) {
@@ -1611,7 +1612,7 @@ public:
 	}
 	// Never waits.
 	template <class F>
-	result<void> revoke_start(std::uint64_t addr, std::uint64_t length, F &&f, timeout t = timeout{0},
+	result<void> revoke_start(std::uint64_t addr, std::uint64_t length, F &&f, timeout t = default_timeout,
 				  kill k = kill::allowed) noexcept
 	{
 		return detail::start(std::forward<F>(f), [&](auto fn, void *user) {
@@ -1974,7 +1975,7 @@ public:
 	// Takes rights back by their ids; `outs` is empty or has a place for each (INVALID_ARGUMENT).
 	// Handles of the same rights find them gone.
 	// May wait.
-	result<void> revoke(span<const std::uint64_t> ids, span<item> outs = {}, timeout t = timeout{0},
+	result<void> revoke(span<const std::uint64_t> ids, span<item> outs = {}, timeout t = default_timeout,
 			    kill k = kill::allowed) noexcept
 	{
 		if (!outs.empty() && outs.size() != ids.size())
@@ -1984,7 +1985,7 @@ public:
 	}
 	// Never waits.
 	template <class F>
-	result<void> revoke_start(span<const std::uint64_t> ids, F &&f, timeout t = timeout{0},
+	result<void> revoke_start(span<const std::uint64_t> ids, F &&f, timeout t = default_timeout,
 				  kill k = kill::allowed) noexcept
 	{
 		return detail::start(std::forward<F>(f), [&](auto fn, void *user) {
@@ -2018,7 +2019,7 @@ public:
 	// Never waits.
 	template <class F>
 	result<chain> prepare_revocation(span<const std::uint64_t> ids, span<ibv_send_wr> wrs, F &&f,
-					 timeout t = timeout{0}, kill k = kill::allowed) noexcept
+					 timeout t = default_timeout, kill k = kill::allowed) noexcept
 	{
 		if (wrs.size() < ids.size())
 			return status::invalid_argument;
@@ -2171,7 +2172,7 @@ inline result<grant> grant::adopt(const context &ctx, std::uint64_t id, ending a
 	asked.length = seen->length;
 	asked.access = seen->access;
 	item it{id, seen->rkey, MWCTL_STATUS_OK, MWCTL_PROOF_NONE, 0};
-	return grant(ctx.link_, asked, it, {timeout{0}, at_end, kill::allowed});
+	return grant(ctx.link_, asked, it, {default_timeout, at_end, kill::allowed});
 }
 
 // ---- exceptions, for those who ask ----
@@ -2191,7 +2192,7 @@ private:
 
 // The value, or a failure thrown. Rights that a failed result holds go with it:
 //   auto right = or_throw(client.grant(region, memory, access::write));
-template <class T>
+template <class T, class = std::enable_if_t<!std::is_void_v<T>>>
 [[nodiscard]] T or_throw(result<T> &&how)
 {
 	if (!how)
