@@ -50,11 +50,30 @@ for path in "$root"/include/*.h; do
 		compiles clang++ $standard cpp "${path##*/}" -Wold-style-cast
 	done
 done
+# The newest standard under the name that this compiler knows, or nothing.
+newest() {
+	echo 'int main() {}' >"$work/newest.cpp"
+	for standard in c++23 c++2b; do
+		! "$1" -std=$standard -fsyntax-only "$work/newest.cpp" 2>/dev/null || { echo $standard; return; }
+	done
+}
 for path in "$root"/include/*.hpp; do
-	[ -f "$path" ] || continue
-	for standard in c++17 c++20; do
-		compiles g++ $standard cpp "${path##*/}" -Wold-style-cast
-		compiles clang++ $standard cpp "${path##*/}" -Wold-style-cast
+	for compiler in g++ clang++; do
+		for standard in c++17 c++20 $(newest $compiler); do
+			compiles $compiler "$standard" cpp "${path##*/}" -Wold-style-cast -Wsign-conversion
+			compiles $compiler "$standard" cpp "${path##*/}" -Wold-style-cast -fno-exceptions -fno-rtti
+		done
 	done
 done
+
+# mwctl.hpp leaves no macro behind but its guard.
+macros() {
+	echo "#include <$1>" | g++ -std=c++17 -I"$root/include" -dM -E -x c++ - | grep -i '^#define _*mwctl' | sort
+}
+macros mwctl.h >"$work/macros"
+left=$(macros mwctl.hpp | comm -13 "$work/macros" -)
+[ "$left" = "#define MWCTL_HPP " ] || {
+	echo "$0: mwctl.hpp leaves macros behind: $left" >&2
+	exit 1
+}
 echo "mwctl.h is what src/capi gives; $count compilations without a warning"

@@ -32,7 +32,7 @@ DESTDIR=$work/destdir cmake --install "$build" >/dev/null
 prefix=$(sed -n 's/^CMAKE_INSTALL_PREFIX:PATH=//p' "$build/CMakeCache.txt")
 files_of "$work/first" >"$work/files"
 files_of "$work/destdir$prefix" | diff -u "$work/files" - || die "DESTDIR and --prefix differ"
-for file in include/mwctl.h include/mwctl_sim.h; do
+for file in include/mwctl.h include/mwctl.hpp include/mwctl_sim.h; do
 	grep -qxF "./$file" "$work/files" || die "$file is not installed"
 done
 
@@ -87,6 +87,9 @@ run "C, pkg-config" "$work/shared"
 
 compile "-o '$work/strict' '$consumer/consumer.c' $cflags -Wl,--as-needed -Wl,-z,defs $libs"
 run "C, --as-needed -z defs" "$work/strict"
+
+eval "${CXX:-c++} -std=c++17 -Wall -Wextra -Werror -o '$work/cpp' '$consumer/consumer.cpp' $cflags $libs"
+run "C++, pkg-config" "$work/cpp"
 
 # What a static link needs besides the archive, as mwctl.pc tells it; verbs stays shared.
 private=$(sed -n 's/^Libs\.private: //p' "$pc_dir/mwctl.pc")
