@@ -182,6 +182,16 @@ enum class event_kind : std::int32_t {
 	foreign_invalidation = MWCTL_EVENT_KIND_FOREIGN_INVALIDATION
 };
 
+// enum mwctl_key_kind: what a key is.
+enum class key_kind : std::int32_t {
+	not_ours = MWCTL_KEY_KIND_NOT_OURS,
+	grant = MWCTL_KEY_KIND_GRANT,
+	ended = MWCTL_KEY_KIND_ENDED,
+	unused = MWCTL_KEY_KIND_UNUSED,
+	parent_rkey = MWCTL_KEY_KIND_PARENT_RKEY,
+	lkey = MWCTL_KEY_KIND_LKEY
+};
+
 // Verbs' own IBV_ACCESS_REMOTE_* flags.
 enum class access : std::uint32_t {
 	none = 0,
@@ -206,6 +216,10 @@ constexpr access operator&(access a, access b) noexcept
 [[nodiscard]] inline const char *text(proof p) noexcept
 {
 	return ::mwctl_proof_text(static_cast<std::int32_t>(p));
+}
+[[nodiscard]] inline const char *text(key_kind k) noexcept
+{
+	return ::mwctl_key_text(static_cast<std::int32_t>(k));
 }
 
 // The version of the library that runs; MWCTL_VERSION is the header's.
@@ -481,9 +495,11 @@ using region_info = ::mwctl_region_info;
 using peer_options = ::mwctl_peer_options;
 using peer_info = ::mwctl_peer_info;
 using grant_info = ::mwctl_grant_info;
+using key_info = ::mwctl_key_info;
 
 [[nodiscard]] inline status status_of(const item &it) noexcept { return static_cast<status>(it.status); }
 [[nodiscard]] inline proof proof_of(const item &it) noexcept { return static_cast<proof>(it.proof); }
+[[nodiscard]] inline key_kind kind_of(const key_info &it) noexcept { return static_cast<key_kind>(it.kind); }
 
 // A deadline from now; 0 is the context's default. A negative one has passed.
 using timeout = std::chrono::microseconds;
@@ -924,6 +940,7 @@ public:
 			n += it.grant != 0;
 		return n;
 	}
+	// i < size().
 	[[nodiscard]] granted operator[](std::size_t i) const noexcept
 	{
 		const item &it = items_[i];
@@ -1274,6 +1291,26 @@ public:
 		if (posted && ret != 0)
 			return {result<void>(status::post_failed, ret), *posted};
 		return posted;
+	}
+	// Puts all of ours into a batch of the extended interface, between ibv_wr_start and
+	// ibv_wr_complete, on the thread that began it; commit_ex() after that, abort() after
+	// ibv_wr_abort. No other call of the library on that thread meanwhile.
+	// Never waits.
+	void put(ibv_qp_ex *qp) const noexcept
+	{
+		if (token_.id && link_.ctx())
+			::mwctl_put_wr(qp, wrs_.data(), wrs_.size());
+	}
+	// What ibv_wr_complete returned. As commit().
+	// Never waits.
+	result<std::size_t> commit_ex(int ret) noexcept
+	{
+		std::size_t posted = 0;
+		told_ = true;
+		status s = detail::as_status(::mwctl_commit_ex(link_.ctx(), token_, ret, &posted));
+		if (s == status::ok)
+			settle(posted);
+		return {result<void>(s), posted};
 	}
 	// It was not posted and will not be.
 	// Never waits.
@@ -2075,6 +2112,16 @@ public:
 			return static_cast<status>(-taken);
 		return taken != 0;
 	}
+	// The same for the completion that ibv_start_poll or ibv_next_poll shows, before ibv_end_poll. What
+	// follows from it is done by the next tick().
+	// Never waits.
+	result<bool> take_ex(ibv_cq_ex *cq) noexcept
+	{
+		int taken = ::mwctl_take_ex(link_.ctx(), cq);
+		if (taken < 0)
+			return static_cast<status>(-taken);
+		return taken != 0;
+	}
 	// Never waits.
 	result<void> cq_gone(ibv_cq *cq) noexcept { return detail::as_status(::mwctl_cq_gone(link_.ctx(), cq)); }
 	result<void> cq_empty(ibv_cq *cq) noexcept { return detail::as_status(::mwctl_cq_empty(link_.ctx(), cq)); }
@@ -2116,6 +2163,13 @@ public:
 	{
 		return detail::answer<grant_info>([&](grant_info *it, std::size_t size) {
 			return ::mwctl_find_rkey(link_.ctx(), rkey, it, size);
+		});
+	}
+	// What a key is: kind_of() and text() of it for the log.
+	result<key_info> explain_key(std::uint32_t key) const noexcept
+	{
+		return detail::answer<key_info>([&](key_info *it, std::size_t size) {
+			return ::mwctl_explain_key(link_.ctx(), key, it, size);
 		});
 	}
 	// A grant by its id, or STALE_ID.

@@ -313,6 +313,7 @@ static void events()
 	RC_CHECK(*proof == mwctl::proof::qp_fenced || *proof == mwctl::proof::deallocated);
 	LANDS(h, 1, 8192, control, 0x81);
 	RC_CHECK(h.ctx.event_fd() >= 0);
+	RC_CHECK(!lines.empty() && lines[0].size() > 1 && lines[0][0] == '1');
 	h.rejoin(0);
 	ok("events and the log go to the application's callables");
 }
@@ -373,6 +374,113 @@ static void polled_by_itself()
 	ok("a destructor on the polling thread queues what it can't wait for");
 }
 
+// Posted and polled by the extended interface.
+static void extended(house &h)
+{
+	ibv_cq_init_attr_ex cq_attr{};
+	ibv_qp_init_attr_ex init{};
+	rc_end client{};
+	ibv_send_wr wrs[1];
+
+	cq_attr.cqe = 128;
+	cq_attr.wc_flags = IBV_WC_EX_WITH_QP_NUM | IBV_WC_EX_WITH_IMM;
+	ibv_cq_ex *cq = ibv_create_cq_ex(h.device.context, &cq_attr);
+	if (!cq) {
+		rc_note("no extended completion queues here");
+		return;
+	}
+	init.send_cq = init.recv_cq = ibv_cq_ex_to_cq(cq);
+	init.qp_type = IBV_QPT_RC;
+	init.comp_mask = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
+	init.pd = h.pd;
+	init.cap = {32, 16, 1, 1, 0};
+	init.send_ops_flags = IBV_QP_EX_WITH_BIND_MW | IBV_QP_EX_WITH_LOCAL_INV;
+	ibv_qp *qp = ibv_create_qp_ex(h.device.context, &init);
+	if (!qp) {
+		RC_CHECK_EQ(0, ibv_destroy_cq(init.send_cq));
+		rc_note("no extended queue pairs here");
+		return;
+	}
+	ibv_qp_ex *qpx = ibv_qp_to_qp_ex(qp);
+	client.cq = ibv_create_cq(h.device.context, 128, nullptr, nullptr, 0);
+	RC_CHECK(client.cq);
+	client.qp = rc_qp_create(h.client_pd, client.cq, nullptr);
+	rc_qp_connect(&h.device, qp, client.qp->qp_num, nullptr);
+	rc_qp_connect(&h.device, client.qp, qp->qp_num, nullptr);
+
+	mwctl::peer_options options{};
+	options.polling = MWCTL_POLLING_YOURS;
+	options.declares_send_ops = 1;
+	options.send_ops_flags = init.send_ops_flags;
+	mwctl::peer peer = house::must(h.domain.attach_peer(qp, options));
+	mwctl::request asked[1] = {peer.ask(h.region, h.region.addr(), 4096, mwctl::access::write)};
+	auto poll = [&] {
+		ibv_poll_cq_attr attr{};
+		if (ibv_start_poll(cq, &attr))
+			return;
+		auto ours = h.ctx.take_ex(cq);
+		ibv_end_poll(cq);
+		OK(ours);
+		RC_CHECK(*ours);
+		OK(h.ctx.tick());
+	};
+	auto await = [&](auto is_so) {
+		for (double limit = rc_now() + RC_DEADLINE_S; !is_so(); poll())
+			RC_CHECK(rc_now() < limit);
+	};
+	auto write = [&](std::uint32_t rkey, std::uint8_t byte) {
+		std::memset(h.clients[0].local.at, byte, 64);
+		return rc_write(&client, &h.clients[0].local, 64, h.at(0), rkey);
+	};
+
+	auto chain = h.ctx.prepare_grants(asked, wrs);
+	OK(chain);
+	ibv_wr_start(qpx);
+	chain->put(qpx);
+	ibv_wr_abort(qpx);
+	OK(chain->abort());
+	RC_CHECK_EQ(0, peer.info()->grants);
+
+	chain = h.ctx.prepare_grants(asked, wrs);
+	OK(chain);
+	ibv_wr_start(qpx);
+	chain->put(qpx);
+	auto posted = chain->commit_ex(ibv_wr_complete(qpx));
+	OK(posted);
+	RC_CHECK_EQ(1, *posted);
+	// Its own completion is not asked for: an unsignaled bind runs before what follows it.
+	std::uint32_t key = chain->grants()[0].rkey;
+	std::uint64_t id = chain->grants()[0].id;
+	auto seen = h.ctx.explain_key(key);
+	OK(seen);
+	RC_CHECK(mwctl::kind_of(*seen) == mwctl::key_kind::grant && seen->grant == id);
+	await([&] { return write(key, 0xb1) == IBV_WC_SUCCESS; });
+	RC_CHECK_EQ(0xb1, *h.at(0));
+
+	bool gone = false;
+	auto hear = [&gone](status s, span<const item>) { gone = s == status::ok; };
+	ibv_send_wr inv[1];
+	auto end = h.ctx.prepare_revocation(span<const std::uint64_t>(&id, 1), inv, hear);
+	OK(end);
+	ibv_wr_start(qpx);
+	end->put(qpx);
+	OK(end->commit_ex(ibv_wr_complete(qpx)));
+	await([&] { return gone; });
+	seen = h.ctx.explain_key(key);
+	RC_CHECK(mwctl::kind_of(*seen) == mwctl::key_kind::ended);
+	RC_CHECK(std::string(mwctl::text(mwctl::kind_of(*seen))) == mwctl_key_text(MWCTL_KEY_KIND_ENDED));
+	RC_CHECK(write(key, 0xb2) != IBV_WC_SUCCESS);
+	RC_CHECK_EQ(0xb1, *h.at(0));
+
+	*chain = mwctl::chain();
+	OK(peer.detach());
+	RC_CHECK_EQ(0, ibv_destroy_qp(client.qp));
+	RC_CHECK_EQ(0, ibv_destroy_cq(client.cq));
+	RC_CHECK_EQ(0, ibv_destroy_qp(qp));
+	RC_CHECK_EQ(0, ibv_destroy_cq(ibv_cq_ex_to_cq(cq)));
+	ok("a chain posted and polled by the extended interface");
+}
+
 int main()
 {
 	{
@@ -383,6 +491,7 @@ int main()
 		regrant_in_a_chain(h);
 		callbacks(h);
 		started(h);
+		extended(h);
 	}
 	events();
 	polled_by_itself();

@@ -2,6 +2,9 @@
 // A right ends with its handle, and with nothing else.
 #include "house.hpp"
 
+#include <sys/wait.h>
+#include <unistd.h>
+
 using std::chrono::microseconds;
 
 static void destroyed(house &h)
@@ -343,6 +346,56 @@ static void unproved()
 	ok("a right without a proof is told of and stays on the books");
 }
 
+// The application's region, seen by clients at another address than its own.
+static void attached_region(house &h)
+{
+	mwctl::attach_options with{};
+	rc_memory memory;
+	with.iova = std::uint64_t{1} << 40;
+	with.access = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_MW_BIND;
+	rc_memory_open(&memory, h.pd, 8192, static_cast<int>(with.access));
+	ibv_mr *mr = ibv_reg_mr_iova(h.pd, memory.at, memory.length, with.iova, static_cast<int>(with.access));
+	RC_CHECK(mr);
+	{
+		mwctl::region mine = house::must(h.domain.attach_region(mr, with));
+		auto part = mwctl::span(memory.at + 4096, 64);
+		mwctl::grant right = house::must(h.peer(0).grant(mine, part, mwctl::access::write));
+		RC_CHECK_EQ(with.iova, mine.addr());
+		RC_CHECK_EQ(with.iova + 4096, right.addr());
+		RC_CHECK(static_cast<void *>(mine.bytes().data()) == memory.at);
+		std::memset(h.clients[0].local.at, 0xb1, 64);
+		RC_CHECK_STATUS(IBV_WC_SUCCESS,
+				rc_write(&h.clients[0].pair.client, &h.clients[0].local, 64,
+					 reinterpret_cast<void *>(right.addr()), right.rkey()));
+		RC_CHECK_EQ(0xb1, part[63]);
+	}
+	RC_CHECK_EQ(0, ibv_dereg_mr(mr));
+	rc_memory_close(&memory);
+	ok("a span of an attached region is granted at its iova");
+}
+
+// A child's copies of the handles end nothing.
+static void forked(house &h)
+{
+	mwctl::grant right = h.grant(0, 0);
+	pid_t child = fork();
+	RC_CHECK(child >= 0);
+	if (child == 0) {
+		bool refused = right.revoke().code() == mwctl::status::forked;
+		right = mwctl::grant();
+		h.peer(0) = mwctl::peer();
+		h.region = mwctl::region();
+		h.domain = mwctl::domain();
+		h.ctx = mwctl::context();
+		_exit(refused && unclosed().empty() ? 0 : 1);
+	}
+	int ended = -1;
+	RC_CHECK_EQ(child, waitpid(child, &ended, 0));
+	RC_CHECK_EQ(0, ended);
+	LANDS(h, 0, 0, right.rkey(), 0xb2);
+	ok("in a forked child destructors do nothing");
+}
+
 static void after_close()
 {
 	mwctl::grant late, late_too;
@@ -435,6 +488,8 @@ int main()
 		batches(h);
 		successors(h);
 		left_open(h);
+		attached_region(h);
+		forked(h);
 	}
 	unproved();
 	after_close();
