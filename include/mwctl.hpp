@@ -10,10 +10,18 @@
 //           auto ctx = mwctl::context::open(device);
 //           if (!ctx)
 //                   return ctx.error();
-//           auto domain = ctx->open_domain(pd);            // on an error an empty handle, and
-//           auto region = domain->register_region(64 << 20); // whatever is asked of it is refused
+//           auto domain = ctx->open_domain(pd);
+//           if (!domain)
+//                   return domain.error();
+//           auto region = domain->register_region(64 << 20);
+//           if (!region)
+//                   return region.error();
 //           auto client = domain->attach_peer(qp);
+//           if (!client)
+//                   return client.error();
 //           auto block = region->take_blocks(1);
+//           if (!block)
+//                   return block.error();
 //           auto right = client->grant(*region, block->bytes(), mwctl::access::write);
 //           if (!right)
 //                   return right.error();
@@ -33,7 +41,8 @@
 //   context, domain, region, block, peer, grant, grant_batch and chain own what they name. They move
 //   and don't copy; one that was moved from, closed or never filled is empty: it has id 0, converts to
 //   false, whatever is asked of it is refused with INVALID_ARGUMENT, and its end does nothing. Moving
-//   a handle onto itself changes nothing; moving one onto another ends that one first.
+//   a handle onto itself changes nothing; moving one onto another ends that one first. So a row of calls
+//   may be looked at once, at its end, where it does not matter which of them failed.
 //
 // Their ends
 //   A destructor does what the explicit call does: ~grant revokes, ~peer detaches, ~block gives back,

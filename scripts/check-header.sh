@@ -76,4 +76,17 @@ left=$(macros mwctl.hpp | comm -13 "$work/macros" -)
 	echo "$0: mwctl.hpp leaves macros behind: $left" >&2
 	exit 1
 }
+
+# Every number of mwctl.h has its name in mwctl.hpp; how a queue is polled is an option there too.
+numbers=$(sed -n 's/.*\(MWCTL_[A-Z]*_[A-Z_]*\) = [0-9]*,$/\1/p' "$root/include/mwctl.h" | grep -v '^MWCTL_POLLING_')
+[ "$(echo "$numbers" | wc -l)" -gt 60 ] || {
+	echo "$0: the numbers of mwctl.h were not found" >&2
+	exit 1
+}
+for name in $numbers; do
+	grep -qw "$name" "$root/include/mwctl.hpp" || {
+		echo "$0: mwctl.hpp lacks $name" >&2
+		exit 1
+	}
+done
 echo "mwctl.h is what src/capi gives; $count compilations without a warning"

@@ -186,7 +186,7 @@ step "symbols" scripts/check-symbols.sh "$build"
 step "symbols of cargo's own library" cdylib
 step "symbols of the device in the process" scripts/check-sim-symbols.sh "$build/lib/mwctl-sim/libibverbs.so.1"
 step "versions" scripts/check-versions.sh "$build"
-step "C tests on the device in the process" ctest_all
+step "tests on the device in the process" ctest_all
 step "controls: broken libraries" scripts/check-controls.sh "$build"
 step "install and consume" scripts/check-install.sh "$build"
 step "older and newer releases" scripts/check-growth.sh "$build"
@@ -197,6 +197,7 @@ if [[ $quick == no ]]; then
 	step "guest runner" scripts/rxe/check.sh
 	step "conformance on rxe 6.1" on_rxe 6.1 300 tests/conformance/run.sh "$build/tests/conformance"
 	step "library on rxe 6.1" on_rxe 6.1 600 scripts/test.sh --programs "$build/tests/lib"
+	step "C++ header on rxe 6.1" on_rxe 6.1 300 scripts/test.sh --programs "$build/tests/cpp"
 	step "main job on rxe 6.1" on_rxe 6.1 300 "$build/examples-c/rogue_client" --short
 	step "conformance on rxe 6.12" on_rxe 6.12 300 tests/conformance/run.sh "$build/tests/conformance"
 fi
