@@ -1929,7 +1929,8 @@ public:
 			return s;
 		return own(std::move(shared), raw);
 	}
-	// Takes over a context that has no other owner.
+	// Takes over a context that has no other owner. Handles from before don't hear of its close(): they
+	// must be gone by then.
 	static result<context> adopt(::mwctl_context *raw) noexcept
 	{
 		auto shared = std::unique_ptr<detail::core>(new (std::nothrow) detail::core);

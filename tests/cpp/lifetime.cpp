@@ -219,6 +219,22 @@ static void batches(house &h)
 	h.rejoin(1);
 	ok("a batch ends as one");
 
+	for (std::size_t i = 0; i < asked.size(); i++)
+		asked[i].peer = h.peer(static_cast<int>(i % 2)).native();
+	{
+		auto batch = house::must(h.ctx.grant(asked));
+		std::uint64_t one[1] = {batch[4].id};
+		mwctl::item out[1];
+		mwctl::item too_many[2];
+		STATUS(invalid_argument, h.ctx.revoke(one, too_many));
+		OK(h.ctx.revoke(one, out));
+		RC_CHECK(mwctl::proof_of(out[0]) == mwctl::proof::invalidated);
+		STATUS(stale_id, batch.revoke());
+		RC_CHECK_EQ(0, batch.held());
+		RC_CHECK(batch[4].status == mwctl::status::stale_id && batch[5].status == mwctl::status::ok);
+	}
+	ok("one that others revoked keeps no other of a batch from ending");
+
 	asked[1] = h.ask(1, 0, 0);
 	auto bad = h.ctx.grant(asked);
 	STATUS(length_zero, bad);
