@@ -52,9 +52,10 @@
 //
 //   What a destructor can't end (BUSY: something under it is open; OPEN: a right without a proof) is
 //   left as it is on the library's books, on purpose: a region that a client may still reach stays
-//   mapped, and its blocks are not handed out again. It is never silent: the handler of on_unclosed()
-//   is told, by default a line to stderr. The process is not ended for it, as a client that does not
-//   answer could then end the server. Where that matters, call revoke(), detach() or close() and look
+//   mapped, and its blocks are not handed out again. The handler of on_unclosed() is told;
+//   print_unclosed is one that writes a line to stderr. Without a handler nobody is, for a library has
+//   no output of its own: mwctl_domain_grants lists what is left. The process is not ended for it, as a
+//   client that does not answer could then end the server. Where that matters, call revoke(), detach() or close() and look
 //   at what they return: on an error the handle keeps what it holds, and the call can be repeated.
 //
 //   ~grant and ~grant_batch wait for the proof, with the context's deadline, or queue the revocation
@@ -465,15 +466,16 @@ struct unclosed {
 };
 using unclosed_handler = void (*)(const unclosed &) noexcept;
 
-namespace detail {
-
+// A handler: a line to stderr.
 inline void print_unclosed(const unclosed &it) noexcept
 {
 	std::fprintf(stderr, "mwctl: %s %#llx is left open by its destructor: %s\n", text(it.what),
 		     static_cast<unsigned long long>(it.id), text(it.why));
 }
 
-inline std::atomic<unclosed_handler> on_unclosed{print_unclosed};
+namespace detail {
+
+inline std::atomic<unclosed_handler> on_unclosed{nullptr};
 
 inline void tell_unclosed(kind what, status why, std::uint64_t id, ::mwctl_context *ctx) noexcept
 {
@@ -483,7 +485,7 @@ inline void tell_unclosed(kind what, status why, std::uint64_t id, ::mwctl_conte
 
 } // namespace detail
 
-// Sets who hears of them, for the process, and returns who did before; nullptr: nobody. It may be
+// Sets who hears of them, for the process, and returns who did before; nullptr, as at first: nobody. It may be
 // called on any thread that destroys a handle or makes callbacks come.
 inline unclosed_handler on_unclosed(unclosed_handler handler) noexcept
 {
