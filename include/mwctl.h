@@ -1023,7 +1023,8 @@ mwctl_status mwctl_abort(struct mwctl_context *ctx, struct mwctl_token token);
 
 // Stands in for ibv_poll_cq, with the same arguments, results and order, for any CQ: the
 // application's completions come out, ours are taken in. It returns 0 only when the queue was
-// seen empty. Negative on an error, as ibv_poll_cq.
+// seen empty. Negative on an error, as ibv_poll_cq, and from a thread that does not own a queue
+// with an owner_thread.
 // Never waits.
 int mwctl_poll_cq(struct mwctl_context *ctx, struct ibv_cq *cq, int num_entries, struct ibv_wc *wc);
 

@@ -35,6 +35,13 @@ struct QueueBody {
     kept: VecDeque<ibv_wc>,
 }
 
+impl QueueBody {
+    /// Whether a client uses it whose owner is another thread: its provider's locks are off.
+    fn is_foreign(&self) -> bool {
+        self.peers > 0 && self.owner != 0 && self.owner != this_thread()
+    }
+}
+
 #[derive(Default)]
 pub struct Queue {
     cq: AtomicPtr<ibv_cq>,
@@ -236,6 +243,9 @@ impl Context {
             drop(body);
             return self.poll_device(cq, None, out, filled);
         }
+        if body.is_foreign() {
+            return Err(Errno(libc::EPERM));
+        }
         while *filled < out.len() {
             let Some(kept) = body.kept.pop_front() else { break };
             out[*filled].write(kept);
@@ -286,8 +296,7 @@ impl Context {
     pub fn poll_for_us(&self, index: u32) -> bool {
         let queue = self.queues.at(index);
         let mut body = queue.body.lock();
-        let foreign = body.owner != 0 && body.owner != this_thread();
-        if body.mode != Mode::Ours || body.peers == 0 || foreign {
+        if body.mode != Mode::Ours || body.peers == 0 || body.is_foreign() {
             return false;
         }
         // SAFETY: a queue with peers lives: it is theirs until they are detached.

@@ -10,7 +10,8 @@ use crate::device::{Completion, Cq};
 
 /// Stands in for ibv_poll_cq, with the same arguments, results and order, for any CQ: the
 /// application's completions come out, ours are taken in. It returns 0 only when the queue was
-/// seen empty. Negative on an error, as ibv_poll_cq.
+/// seen empty. Negative on an error, as ibv_poll_cq, and from a thread that does not own a queue
+/// with an owner_thread.
 /// Never waits.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mwctl_poll_cq(
