@@ -44,8 +44,25 @@ pub struct Checked {
 }
 
 impl Context {
-    /// Whether a grant could be made; nothing is changed.
+    /// Whether this thread may make a grant; nothing is changed.
     pub fn check_request(&self, request: &Request, may_wait: bool) -> Result<Checked> {
+        self.check_request_by(request, |body| match may_wait {
+            true => self.check_may_wait(body),
+            false => self.check_thread(body),
+        })
+    }
+
+    /// The same for one that was begun before: its turn may come on any thread, and waits for the
+    /// owner of the queue pair if need be.
+    pub fn check_begun(&self, request: &Request) -> Result<Checked> {
+        self.check_request_by(request, |_| Ok(()))
+    }
+
+    fn check_request_by(
+        &self,
+        request: &Request,
+        may_ask: impl FnOnce(&PeerBody) -> Result<()>,
+    ) -> Result<Checked> {
         let (peer, slot) = self.peer(request.peer)?;
         let (region, facts) = self.region_facts(request.region)?;
         facts.check(request.addr, request.length, request.access)?;
@@ -58,9 +75,7 @@ impl Context {
             return Err(Status::ForeignPd);
         }
         self.check_peer(peer, &mut body, request.access)?;
-        if may_wait {
-            self.check_may_wait(&body)?;
-        }
+        may_ask(&body)?;
         Ok(Checked { request: *request, peer, region, facts })
     }
 
@@ -76,7 +91,6 @@ impl Context {
         if body.leaving {
             return Err(Status::PeerLeaving);
         }
-        self.check_thread(body)?;
         if access & !body.access != 0 {
             return Err(Status::AccessMissingOnQp);
         }

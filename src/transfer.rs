@@ -111,7 +111,7 @@ impl Context {
         let Some(request) = self.op(waiter.op).next_move(waiter.op.generation, waiter.item) else {
             return Ok(());
         };
-        let checked = self.check_request(&request, false)?;
+        let checked = self.check_begun(&request)?;
         let mut body = self.peers.at(checked.peer).body.lock();
         self.queue_bind(waiter, &checked, &mut body)?;
         self.pump(checked.peer, &mut body);
