@@ -395,8 +395,10 @@ impl Context {
         Ok(())
     }
 
-    /// Refuses threads other than the owner, unless what they ask for may wait for it.
+    /// Refuses threads other than the owner, unless what they ask for may wait for it, or the queue
+    /// pair is not touched any more.
     pub fn check_thread(&self, body: &PeerBody) -> Result<()> {
-        if body.may_post() || body.queue_for_owner { Ok(()) } else { Err(Status::WrongThread) }
+        let may = body.may_post() || body.queue_for_owner || body.life == Life::Gone;
+        if may { Ok(()) } else { Err(Status::WrongThread) }
     }
 }
