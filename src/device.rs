@@ -332,7 +332,11 @@ pub enum AsyncEvent {
 impl From<&verbs::ibv_async_event> for AsyncEvent {
     fn from(event: &verbs::ibv_async_event) -> Self {
         match event.event_type as u32 {
-            verbs::IBV_EVENT_QP_FATAL | verbs::IBV_EVENT_QP_REQ_ERR | verbs::IBV_EVENT_QP_ACCESS_ERR => {
+            // The last is raised of a QP with a shared receive queue that has gone to ERR.
+            verbs::IBV_EVENT_QP_FATAL
+            | verbs::IBV_EVENT_QP_REQ_ERR
+            | verbs::IBV_EVENT_QP_ACCESS_ERR
+            | verbs::IBV_EVENT_QP_LAST_WQE_REACHED => {
                 // SAFETY: for these events the element is a QP, which lives until the event is
                 // acknowledged.
                 AsyncEvent::QpError(unsafe { (*event.element.qp).qp_num })
