@@ -247,12 +247,13 @@ void rc_memory_close(struct rc_memory *memory)
 
 static const struct rc_options defaults;
 
-struct ibv_qp *rc_qp_create(struct ibv_pd *pd, struct ibv_cq *cq, const struct rc_options *options)
+static struct ibv_qp *create_qp(struct ibv_pd *pd, struct ibv_cq *send_cq, struct ibv_cq *recv_cq,
+				struct ibv_srq *srq, const struct rc_options *o)
 {
-	const struct rc_options *o = options ? options : &defaults;
 	struct ibv_qp_init_attr init = {
-		.send_cq = cq,
-		.recv_cq = cq,
+		.send_cq = send_cq,
+		.recv_cq = recv_cq,
+		.srq = srq,
 		.cap = {
 			.max_send_wr = o->max_send_wr ? o->max_send_wr : 64,
 			.max_recv_wr = o->max_recv_wr ? o->max_recv_wr : 64,
@@ -267,6 +268,11 @@ struct ibv_qp *rc_qp_create(struct ibv_pd *pd, struct ibv_cq *cq, const struct r
 	if (!qp)
 		RC_FAIL("ibv_create_qp: %s", strerror(errno));
 	return qp;
+}
+
+struct ibv_qp *rc_qp_create(struct ibv_pd *pd, struct ibv_cq *cq, const struct rc_options *options)
+{
+	return create_qp(pd, cq, cq, NULL, options ? options : &defaults);
 }
 
 void rc_qp_connect(const struct rc_device *device, struct ibv_qp *qp, uint32_t peer_qp_num,
@@ -363,9 +369,11 @@ void rc_pair_open(struct rc_pair *pair, const struct rc_device *device,
 	if (!server->pd)
 		RC_FAIL("ibv_alloc_pd: %s", strerror(errno));
 	client->pd = o->client_pd ? o->client_pd : server->pd;
-	server->cq = create_cq(device, o);
+	server->owns_cq = !o->send_cq;
+	client->owns_cq = true;
+	server->cq = o->send_cq ? o->send_cq : create_cq(device, o);
 	client->cq = create_cq(device, o);
-	server->qp = rc_qp_create(server->pd, server->cq, o);
+	server->qp = create_qp(server->pd, server->cq, o->recv_cq ? o->recv_cq : server->cq, o->srq, o);
 	client->qp = rc_qp_create(client->pd, client->cq, o);
 	rc_qp_connect(device, server->qp, client->qp->qp_num, o);
 	rc_qp_connect(device, client->qp, server->qp->qp_num, o);
@@ -379,7 +387,8 @@ void rc_pair_close(struct rc_pair *pair)
 	if (pair->server.qp)
 		RC_CHECK_EQ(0, ibv_destroy_qp(pair->server.qp));
 	RC_CHECK_EQ(0, ibv_destroy_cq(pair->client.cq));
-	RC_CHECK_EQ(0, ibv_destroy_cq(pair->server.cq));
+	if (pair->server.owns_cq)
+		RC_CHECK_EQ(0, ibv_destroy_cq(pair->server.cq));
 	if (pair->server.owns_pd)
 		RC_CHECK_EQ(0, ibv_dealloc_pd(pair->server.pd));
 	memset(pair, 0, sizeof(*pair));

@@ -70,9 +70,10 @@ void rc_memory_close(struct rc_memory *memory);
 
 struct rc_end {
 	struct ibv_pd *pd;
-	struct ibv_cq *cq;   /* its own, for sends and receives */
+	struct ibv_cq *cq;   /* its own, for sends and receives, unless the options say otherwise */
 	struct ibv_qp *qp;
 	bool owns_pd;
+	bool owns_cq;
 };
 
 struct rc_pair {
@@ -91,6 +92,10 @@ struct rc_options {
 	int sq_sig_all;
 	unsigned int qp_access;      /* 0: REMOTE_READ | REMOTE_WRITE | REMOTE_ATOMIC */
 	enum ibv_mtu path_mtu;       /* 0: 1024, or the port's if that is less */
+	/* The server's alone. */
+	struct ibv_cq *send_cq;      /* NULL: one made for the pair, for sends and receives */
+	struct ibv_cq *recv_cq;      /* NULL: the same as for sends */
+	struct ibv_srq *srq;         /* NULL: a receive queue of its own */
 };
 
 /* `options` may be NULL. Both ends are in RTS afterwards; a SEND without a receive waits for ever. */
