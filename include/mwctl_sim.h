@@ -208,13 +208,17 @@ enum mwctl_sim_profile {
 	/* Capability bits set, but ibv_alloc_mw answers EOPNOTSUPP. */
 	MWCTL_SIM_PROFILE_NO_MW = 3,
 	/* Windows can be allocated, every bind is refused with EOPNOTSUPP at the post. */
-	MWCTL_SIM_PROFILE_MANA = 4
+	MWCTL_SIM_PROFILE_MANA = 4,
+	/* As strict, but a SEND_WITH_INV ends the window whose key it names, whatever queue pair that
+	 * is bound to, as on rdma_rxe: a client can end another's right. */
+	MWCTL_SIM_PROFILE_UNPINNED = 5
 };
 
 struct mwctl_sim_model {
 	uint64_t seed;            /* of everything random (first keys, random faults); environment
 				     MWCTL_SIM_SEED at load */
-	uint32_t profile;         /* environment MWCTL_SIM_PROFILE (strict, rxe, mlx5, no-mw, mana) at load */
+	uint32_t profile;         /* environment MWCTL_SIM_PROFILE (strict, rxe, mlx5, no-mw, mana,
+				     unpinned) at load */
 	uint32_t max_mw;          /* 0: the profile's */
 	uint32_t doorbell_ns;     /* from a post to the start of its first work request; MWCTL_SIM_DOORBELL_NS */
 	uint32_t wr_ns;           /* a work request's own time in its send queue; MWCTL_SIM_WR_NS */

@@ -41,7 +41,7 @@ impl Limits {
             max_srq_wr: 1 << 20,
         };
         let mut limits = match profile {
-            Profile::Strict | Profile::NoMw | Profile::Mana => wide,
+            Profile::Strict | Profile::NoMw | Profile::Mana | Profile::Unpinned => wide,
             Profile::Rxe => Limits { max_cqe: 32767, max_mr: 524_287, max_mw: 524_287, ..wide },
             Profile::Mlx5 => {
                 Limits { max_qp_wr: 1 << 15, max_sge: 30, max_rd_atomic: 16, max_mw: 1 << 23, ..wide }

@@ -12,12 +12,13 @@ pub enum Profile {
     Mlx5 = 2,
     NoMw = 3,
     Mana = 4,
+    Unpinned = 5,
 }
 
 impl Profile {
     fn from_number(n: u32) -> Option<Self> {
         use Profile::*;
-        [Strict, Rxe, Mlx5, NoMw, Mana].into_iter().find(|p| *p as u32 == n)
+        [Strict, Rxe, Mlx5, NoMw, Mana, Unpinned].into_iter().find(|p| *p as u32 == n)
     }
 
     fn from_name(name: &str) -> Option<Self> {
@@ -27,6 +28,7 @@ impl Profile {
             "mlx5" => Profile::Mlx5,
             "no-mw" => Profile::NoMw,
             "mana" => Profile::Mana,
+            "unpinned" => Profile::Unpinned,
             _ => return None,
         })
     }
@@ -100,7 +102,7 @@ pub fn load() {
                 // A typing error must not turn a test of one profile into a test of another.
                 None => eprintln!(
                     "mwctl-sim: MWCTL_SIM_PROFILE={name} is none of strict, rxe, mlx5, no-mw, \
-                     mana; strict is used"
+                     mana, unpinned; strict is used"
                 ),
             }
         }
@@ -208,10 +210,11 @@ mod tests {
 
     #[test]
     fn names_and_numbers_of_profiles_agree() {
-        for (name, number) in [("strict", 0), ("rxe", 1), ("mlx5", 2), ("no-mw", 3), ("mana", 4)] {
-            assert_eq!(Profile::from_name(name), Profile::from_number(number));
+        let names = ["strict", "rxe", "mlx5", "no-mw", "mana", "unpinned"];
+        for (number, name) in names.iter().enumerate() {
+            assert_eq!(Profile::from_name(name), Profile::from_number(number as u32));
         }
-        assert_eq!(Profile::from_number(5), None);
+        assert_eq!(Profile::from_number(names.len() as u32), None);
         assert_eq!(Profile::from_name("RXE"), None);
     }
 }

@@ -351,8 +351,10 @@ pub fn of_rkey(rkey: u32) -> Option<(&'static Mw, u32)> {
 
 /// Invalidates a Type 2 window that is bound to this QP. `begun`: it was closed by an earlier
 /// call, for the same work request, that answered `Wait`. `kick`: the QP whose work request that
-/// is.
+/// is: by a SEND_WITH_INV, the peer's.
 pub fn invalidate(rkey: u32, qp: &'static Qp, begun: bool, kick: &'static Qp) -> Outcome {
+    let by_peer = !std::ptr::eq(qp, kick);
+    let any = by_peer && qp.context().profile == Profile::Unpinned;
     let not_bound = |text: &str| {
         misuse::report(Rule::InvNotBound, qp.number(), rkey, format_args!("{text}"));
         Outcome::Failed
@@ -381,7 +383,7 @@ pub fn invalidate(rkey: u32, qp: &'static Qp, begun: bool, kick: &'static Qp) ->
     if state.closing && !begun {
         return not_bound("an invalidate of a window that is being invalidated");
     }
-    if !std::ptr::eq(owner, qp) || owner_id != qp.live().id() {
+    if !any && (!std::ptr::eq(owner, qp) || owner_id != qp.live().id()) {
         misuse::report(
             Rule::InvWrongQp,
             qp.number(),

@@ -75,6 +75,34 @@ static void strict(void)
 	rc_ok("the limit of windows is the model's");
 }
 
+/* By the peer of a queue pair that the window is not bound to. A LOCAL_INV there is as wrong as ever. */
+static void unpinned(void)
+{
+	struct rc_options options = { 0 };
+	struct rc_pair other;
+	struct stage s;
+	uint32_t rkey;
+
+	stage_open(&s, MWCTL_SIM_PROFILE_UNPINNED);
+	options.server_pd = s.pair.server.pd;
+	rc_pair_open(&other, &s.device, &options);
+	RC_CHECK_STATUS(IBV_WC_SUCCESS, bind(&s, ROOM));
+	rkey = s.mw->rkey;
+	RC_CHECK_STATUS(IBV_WC_SUCCESS, rc_write(&s.pair.client, &s.memory, 64, s.memory.at, rkey));
+	rc_post_recv(&other.server, &s.memory, 5);
+	RC_CHECK_STATUS(IBV_WC_SUCCESS, rc_send_with_inv(&other.client, &s.memory, 8, rkey));
+	RC_CHECK_EQ(rkey, rc_wait(other.server.cq).invalidated_rkey);
+	RC_CHECK_STATUS(IBV_WC_SUCCESS, bind(&s, ROOM));
+	RC_CHECK_STATUS(IBV_WC_SUCCESS, rc_write(&s.pair.client, &s.memory, 64, s.memory.at, s.mw->rkey));
+	RC_CHECK_EQ(MWCTL_SIM_RULE_NONE, kit_misuse());
+	RC_CHECK_STATUS(IBV_WC_REM_ACCESS_ERR, rc_write(&s.pair.client, &s.memory, 64, s.memory.at, rkey));
+	RC_CHECK_STATUS(IBV_WC_MW_BIND_ERR, rc_invalidate(&other.server, s.mw->rkey));
+	RC_CHECK_EQ(MWCTL_SIM_RULE_INV_WRONG_QP, kit_misuse());
+	rc_pair_close(&other);
+	stage_close(&s);
+	rc_ok("unpinned: a SEND_WITH_INV ends a window of another queue pair");
+}
+
 static void rxe(void)
 {
 	struct ibv_send_wr wr;
@@ -221,11 +249,12 @@ int main(void)
 	if (!mwctl_sim_present())
 		rc_skip("needs the device in the process");
 	RC_CHECK_EQ(0, mwctl_sim_model_get(&model, sizeof(model)));
-	model.profile = 5;
+	model.profile = 6;
 	RC_CHECK_EQ(EINVAL, mwctl_sim_model_set(&model, sizeof(model)));
 	strict();
 	rxe();
 	mlx5();
+	unpinned();
 	without_windows();
 	latency();
 	RC_CHECK_EQ(MWCTL_SIM_RULE_NONE, kit_misuse());
