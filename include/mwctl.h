@@ -190,7 +190,8 @@ enum mwctl_event_kind
   MWCTL_EVENT_KIND_PEER_DEAD = 2,
   // The peer ended a grant of its own by SEND_WITH_INV.
   MWCTL_EVENT_KIND_PEER_INVALIDATED = 3,
-  // A peer ended another peer's grant by SEND_WITH_INV: `peer` is the one that did.
+  // A peer ended another peer's grant by SEND_WITH_INV: `peer` is the one that did, 0 if the queue
+  // pair is no attached peer's.
   MWCTL_EVENT_KIND_FOREIGN_INVALIDATION = 4,
 };
 #ifndef __cplusplus

@@ -366,7 +366,7 @@ impl Context {
         let owner_qp = peer.qp_num.load(Ordering::Acquire);
         let qp_num = qp_num.unwrap_or(owner_qp);
         let foreign = owner_qp != qp_num;
-        let by = if foreign { self.qps.get(qp_num).unwrap_or(owner) } else { owner };
+        let by = if foreign { self.qps.get(qp_num) } else { Some(owner) };
         let kind = if foreign { EventKind::ForeignInvalidation } else { EventKind::PeerInvalidated };
         if foreign {
             count(&self.counters.foreign_invalidations);
@@ -381,6 +381,6 @@ impl Context {
             self.close_window(owner, &mut body, index, Proof::PeerInvalidated, false);
         }
         drop(body);
-        self.event(Event { kind, qp_num, peer: self.peer_id(by), grant });
+        self.event(Event { kind, qp_num, peer: by.map_or(0, |by| self.peer_id(by)), grant });
     }
 }

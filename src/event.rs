@@ -34,7 +34,8 @@ pub enum EventKind {
     PeerDead = 2,
     /// The peer ended a grant of its own by SEND_WITH_INV.
     PeerInvalidated = 3,
-    /// A peer ended another peer's grant by SEND_WITH_INV: `peer` is the one that did.
+    /// A peer ended another peer's grant by SEND_WITH_INV: `peer` is the one that did, 0 if the queue
+    /// pair is no attached peer's.
     ForeignInvalidation = 4,
 }
 
