@@ -506,7 +506,8 @@ static void at_once(enum layout layout, int polling)
 			fenced += heard.results[0].proof == MWCTL_PROOF_QP_FENCED;
 		}
 		RC_CHECK_EQ(0, house_peer(&house, 0).grants);
-		HOUSE_WRITE_FAILS(&house, 0, 0, key.rkey, 0x61);
+		if (rc_qp_state(house.client[0].pair.client.qp) == IBV_QPS_RTS)
+			HOUSE_WRITE_FAILS(&house, 0, 0, key.rkey, 0x61);
 		check_lands(1, 131072, &control, (uint8_t)round);
 		RC_CHECK(take_misuse() <= 1);
 		rejoin(0);
