@@ -11,6 +11,16 @@ trap 'rm -rf "$work"' EXIT
 
 "$root/scripts/header.sh" --check
 
+# Whoever has a context may have been forked: tests/lib/fork.c makes each such call in a child.
+calls=$(tr '\n' ' ' <"$root/include/mwctl.h" | grep -o 'mwctl_[a-z_0-9]*(struct mwctl_context \*ctx' | sed 's/(.*//')
+[ -n "$calls" ] || { echo "$0: no call in mwctl.h takes a context" >&2; exit 1; }
+for call in $calls; do
+	grep -q "[( ]$call(ctx" "$root/tests/lib/fork.c" || {
+		echo "$0: tests/lib/fork.c does not call $call" >&2
+		exit 1
+	}
+done
+
 warnings='-Wall -Wextra -Wpedantic -pedantic-errors -Wshadow -Wconversion -Wundef -Wcast-qual -Werror'
 count=0
 

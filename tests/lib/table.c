@@ -1,11 +1,9 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
-/* The table's questions, the blocks, the keys, and what a forked child is told. */
+/* The table's questions, the blocks, the keys. */
 #include "house.h"
 
 #include <stdlib.h>
 #include <string.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 static struct house house;
 
@@ -216,39 +214,12 @@ static void explained(void)
 	house_ok("a key is a live grant's, an ended one's, unused, a region's rkey or lkey, or not ours");
 }
 
-static void forked(void)
-{
-	mwctl_result held = house_grant(&house, 0, 0, 64, HOUSE_WRITE);
-	mwctl_request ask = house_ask(&house, 0, 64, 64, HOUSE_WRITE);
-	mwctl_result result;
-	int status;
-	pid_t child = fork();
-
-	RC_CHECK(child >= 0);
-	if (child == 0) {
-		struct ibv_wc wc;
-		int bad = mwctl_grant(house.ctx, &ask, 0, &result) != MWCTL_STATUS_FORKED;
-
-		bad |= mwctl_revoke(house.ctx, held.grant, 0, NULL) != MWCTL_STATUS_FORKED;
-		bad |= mwctl_poll_cq(house.ctx, house.client[0].pair.server.cq, 1, &wc) >= 0;
-		bad |= mwctl_tick(house.ctx) != MWCTL_STATUS_FORKED;
-		bad |= mwctl_context_close(house.ctx) != MWCTL_STATUS_FORKED;
-		exit(bad);
-	}
-	RC_CHECK_EQ(child, waitpid(child, &status, 0));
-	RC_CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
-	HOUSE_WRITE_LANDS(&house, 0, 0, held.rkey, 0x2f);
-	HOUSE_OK(mwctl_revoke(house.ctx, held.grant, 0, NULL));
-	house_ok("a forked child is refused, its exit harms nothing");
-}
-
 int main(void)
 {
 	house_open(&house, NULL);
 	questions();
 	blocks();
 	explained();
-	forked();
 	house_close(&house);
 	keys();
 	return 0;
