@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use parking_lot::Mutex;
+use parking_lot::{Condvar, Mutex};
 
 use crate::chain::{Chain, MAX_CHAINS, RESTING_CHAINS, Work, WrIds};
 use crate::cq::Queues;
@@ -114,6 +114,8 @@ pub struct Context {
     /// Held while a peer is entered, so that no queue pair is entered twice.
     pub attaching: Mutex<()>,
     pub service: Mutex<Option<Service>>,
+    /// There is no service any more.
+    pub service_ended: Condvar,
 
     pub counters: Counters,
     pub random: Mutex<Random>,
@@ -170,6 +172,7 @@ impl Context {
             thread_rules: AtomicBool::new(false),
             attaching: Mutex::default(),
             service: Mutex::default(),
+            service_ended: Condvar::default(),
             counters: Counters::default(),
             random: Mutex::new(random),
             memory_of_keys: Mutex::default(),

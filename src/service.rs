@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread::JoinHandle;
+use std::thread::{JoinHandle, ThreadId};
 
 use crate::context::Context;
 use crate::status::{Result, Status};
@@ -10,7 +10,9 @@ use crate::status::{Result, Status};
 /// A service thread that runs.
 pub struct Service {
     stop: Arc<AtomicBool>,
-    thread: JoinHandle<()>,
+    id: ThreadId,
+    /// Taken by whoever waits for its end; `ended` tells the others.
+    thread: Option<JoinHandle<()>>,
 }
 
 impl Context {
@@ -32,25 +34,34 @@ impl Context {
         };
         // The application's signal handlers run on its own threads.
         let spawned = without_signals(|| std::thread::Builder::new().name("mwctl".into()).spawn(run));
-        *service = Some(Service { stop, thread: spawned.map_err(|_| Status::NoMemory)? });
+        let thread = spawned.map_err(|_| Status::NoMemory)?;
+        *service = Some(Service { stop, id: thread.thread().id(), thread: Some(thread) });
         Ok(())
     }
 
     /// Ends the thread and waits for it. Does nothing without one. Not from a callback that runs
     /// on that thread.
     pub fn service_stop(&self) -> Result<()> {
-        let service = {
-            let mut running = self.service.lock();
-            let this = std::thread::current().id();
-            if running.as_ref().is_some_and(|service| service.thread.thread().id() == this) {
-                return Err(Status::WouldDeadlock);
-            }
-            running.take()
-        };
-        let Some(service) = service else { return Ok(()) };
+        let mut running = self.service.lock();
+        let Some(service) = running.as_mut() else { return Ok(()) };
+        let id = service.id;
+        if id == std::thread::current().id() {
+            return Err(Status::WouldDeadlock);
+        }
         service.stop.store(true, Ordering::Release);
+        let Some(thread) = service.thread.take() else {
+            // Another call waits for it already.
+            while running.as_ref().is_some_and(|service| service.id == id) {
+                self.service_ended.wait(&mut running);
+            }
+            return Ok(());
+        };
+        drop(running);
         self.wake_service();
-        service.thread.join().map_err(|_| Status::Poisoned)
+        let joined = thread.join();
+        *self.service.lock() = None;
+        self.service_ended.notify_all();
+        joined.map_err(|_| Status::Poisoned)
     }
 }
 

@@ -84,6 +84,57 @@ static void without_a_loop(void)
 	house_ok("deadlines hold with the service thread and no loop");
 }
 
+static struct {
+	atomic_bool inside, go_on, out;
+	atomic_int begun;
+} stopping;
+
+/* A callback that takes its time, on the service thread. */
+static void linger(void *user, mwctl_status status, const mwctl_result *results, size_t n)
+{
+	atomic_store(&stopping.inside, true);
+	while (!atomic_load(&stopping.go_on))
+		rc_pause(1);
+	HOUSE_STATUS(MWCTL_STATUS_WOULD_DEADLOCK, mwctl_service_stop(house.ctx));
+	on_done(user, status, results, n);
+	atomic_store(&stopping.out, true);
+}
+
+static void *stop(void *nothing)
+{
+	atomic_fetch_add(&stopping.begun, 1);
+	HOUSE_OK(mwctl_service_stop(house.ctx));
+	RC_CHECK(atomic_load(&stopping.out));
+	return nothing;
+}
+
+/* Whoever stops it waits until it has ended, also as the second to ask. */
+static void stopped_by_two(void)
+{
+	struct heard heard = {0};
+	pthread_t thread[2];
+	double limit;
+
+	HOUSE_OK(mwctl_service_start(house.ctx));
+	HOUSE_OK(mwctl_revoke_start(house.ctx, NULL, 0, 0, MWCTL_KILL_ALLOWED, linger, &heard));
+	for (limit = rc_now() + RC_DEADLINE_S; !atomic_load(&stopping.inside); rc_pause(1))
+		RC_CHECK(rc_now() < limit);
+	for (int i = 0; i < 2; i++)
+		RC_CHECK_EQ(0, pthread_create(&thread[i], NULL, stop, NULL));
+	while (atomic_load(&stopping.begun) < 2)
+		rc_pause(1);
+	/* A moment in which neither may come back. */
+	rc_pause(50);
+	atomic_store(&stopping.go_on, true);
+	for (int i = 0; i < 2; i++)
+		RC_CHECK_EQ(0, pthread_join(thread[i], NULL));
+	RC_CHECK_EQ(1, heard.calls);
+	HOUSE_OK(mwctl_service_stop(house.ctx));
+	HOUSE_OK(mwctl_service_start(house.ctx));
+	HOUSE_OK(mwctl_service_stop(house.ctx));
+	house_ok("two threads stop the service thread: both wait until it has ended");
+}
+
 struct other {
 	mwctl_status grant, revoke, start;
 	mwctl_request ask;
@@ -150,6 +201,7 @@ int main(void)
 	house_open(&house, NULL);
 	rc_memory_open(&blocker, house.pd, 4096, IBV_ACCESS_LOCAL_WRITE);
 	without_a_loop();
+	stopped_by_two();
 	HOUSE_OK(mwctl_service_start(house.ctx));
 	rc_memory_close(&blocker);
 	house_close(&house);
