@@ -3,6 +3,7 @@
  * completions that come after the end. */
 #include "trouble.h"
 
+#include <malloc.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -201,6 +202,45 @@ static void late_ones(void)
 	house_ok("%d completions after their clients' end: none is taken for the application's", CLIENTS * CHAINS);
 }
 
+static size_t heap(void)
+{
+	struct mallinfo2 info = mallinfo2();
+
+	return info.uordblks + info.hblkhd;
+}
+
+/* A server tries again and again to grant to a client whose queue does not move. */
+static void tried_again(void)
+{
+	enum { TRIES = 100000 };
+	mwctl_request ask = house_ask(&house, 0, 0, 4096, HOUSE_WRITE);
+	uint64_t stall = trouble_order(MWCTL_SIM_STALL_SQ, house.client[0].pair.server.qp, 1, 0);
+	uint32_t budget = house_peer(&house, 0).budget;
+	struct heard heard = {0};
+	mwctl_result out;
+	size_t before = 0;
+
+	for (int i = 0; i < TRIES + 1000; i++) {
+		if (i == 1000)
+			before = heap();
+		HOUSE_OK(mwctl_grant_start(house.ctx, &ask, 1, 1, heard_done, &heard));
+		while (heard.calls <= i)
+			HOUSE_OK(mwctl_tick(house.ctx));
+		RC_CHECK(heard.status == MWCTL_STATUS_TIMED_OUT || heard.status == MWCTL_STATUS_POOL_EMPTY);
+	}
+	RC_CHECK(heap() < before + TRIES);
+	/* Those that were posted are open; the others are not there any more. */
+	RC_CHECK_EQ(budget, house_peer(&house, 0).grants);
+	trouble_release(stall);
+	out = house_grant(&house, 0, 0, 4096, HOUSE_WRITE);
+	HOUSE_WRITE_LANDS(&house, 0, 0, out.rkey, 0x31);
+	HOUSE_OK(mwctl_revoke_peer(house.ctx, house.client[0].peer, 0, MWCTL_KILL_ALLOWED, NULL));
+	HOUSE_WRITE_FAILS(&house, 0, 0, out.rkey, 0x32);
+	rejoin(0);
+	house_check_misuse();
+	house_ok("%d grants that timed out behind a stuck queue leave nothing in its line", TRIES);
+}
+
 int main(void)
 {
 	struct house_options options = {.context.on_event = on_event};
@@ -211,6 +251,7 @@ int main(void)
 		not_never_bound();
 		out_when_found_dead();
 		late_ones();
+		tried_again();
 	} else {
 		printf("skipped on %s: what needs a stalled queue, a lost completion, or a long queue\n",
 		       house.device.label);

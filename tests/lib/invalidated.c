@@ -179,6 +179,36 @@ static void while_prepared(bool cut)
 	house_ok("given back with a LOCAL_INV prepared, then %s: it is over", cut ? "a post that was cut" : "an abort");
 }
 
+/* Between the application's post and its commit: the key that the device bound is the window's, and
+ * the window's next bind goes out from there. */
+static void before_the_commit(void)
+{
+	struct house_client *it = &house.client[0];
+	mwctl_result other = house_grant(&house, 0, 65536, 4096, HOUSE_WRITE), grant, next;
+	mwctl_request ask = house_ask(&house, 0, 0, 4096, HOUSE_WRITE);
+	struct ibv_send_wr wr, *bad = NULL;
+	mwctl_domain_info pool;
+	mwctl_token token;
+	int ret;
+
+	/* Each window has its turn, and one after that. */
+	HOUSE_OK(mwctl_domain_info_get(house.ctx, house.domain, &pool, sizeof(pool)));
+	for (uint64_t round = 0; round < 2 * pool.windows; round++) {
+		HOUSE_OK(mwctl_grant_prepare(house.ctx, &ask, 1, &wr, &grant, &token));
+		ret = ibv_post_send(it->pair.server.qp, &wr, &bad);
+		RC_CHECK_EQ(0, ret);
+		HOUSE_WRITE_LANDS(&house, 0, 0, grant.rkey, (uint8_t)(round | 1));
+		give_back(&grant);
+		HOUSE_OK(mwctl_commit(house.ctx, token, ret, bad, NULL));
+		next = house_grant(&house, 0, 0, 4096, HOUSE_WRITE);
+		HOUSE_OK(mwctl_revoke(house.ctx, next.grant, 0, NULL));
+		house_check_misuse();
+	}
+	RC_CHECK_STATE(IBV_QPS_RTS, it->pair.server.qp);
+	check_ended(&grant, &other);
+	house_ok("given back before the commit of its bind: the window's next bind goes well");
+}
+
 int main(void)
 {
 	struct house_options options = {.clients = 1, .peer.budget = 4, .context.on_event = on_event};
@@ -190,6 +220,7 @@ int main(void)
 	while_revoking();
 	while_prepared(false);
 	while_prepared(true);
+	before_the_commit();
 	rc_memory_close(&outbox);
 	rc_memory_close(&inbox);
 	house_close(&house);

@@ -7,6 +7,8 @@
 #include <dlfcn.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <sys/mman.h>
 
 static struct house house;
 
@@ -242,6 +244,42 @@ static void leaves(void)
 	house_ok("a region that is being deregistered keeps nobody waiting and grants nothing; refused, it stays");
 }
 
+/* More blocks than any server counts are refused before there is memory for them. */
+static void tiny_blocks(void)
+{
+	const size_t length = (size_t)1 << 36;
+	int access = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_MW_BIND;
+	mwctl_attach_options attach = {.access = access, .block_size = 1};
+	mwctl_register_options options = {.block_size = 1};
+	struct mwctl_sim_counters before, after;
+	mwctl_region region;
+	struct ibv_mr *mr;
+	uint8_t *at;
+
+	if (!mwctl_sim_present()) {
+		house_ok("a region of 64 GiB is not tried on this device");
+		return;
+	}
+	at = mmap(NULL, length, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+	RC_CHECK(at != MAP_FAILED);
+	mr = ibv_reg_mr(house.pd, at, length, access);
+	RC_CHECK(mr);
+	attach.iova = (uintptr_t)at;
+	HOUSE_STATUS(MWCTL_STATUS_TOO_MANY,
+		     mwctl_region_attach(house.ctx, house.domain, mr, &attach, sizeof(attach), &region));
+	attach.block_size = 0;
+	HOUSE_OK(mwctl_region_attach(house.ctx, house.domain, mr, &attach, sizeof(attach), &region));
+	HOUSE_OK(mwctl_region_detach(house.ctx, region));
+	RC_CHECK_EQ(0, ibv_dereg_mr(mr));
+	RC_CHECK_EQ(0, munmap(at, length));
+	RC_CHECK_EQ(0, mwctl_sim_counters_get(&before, sizeof(before)));
+	HOUSE_STATUS(MWCTL_STATUS_TOO_MANY, mwctl_region_register(house.ctx, house.domain, 1 << 27, &options,
+								  sizeof(options), &region));
+	RC_CHECK_EQ(0, mwctl_sim_counters_get(&after, sizeof(after)));
+	RC_CHECK_EQ(after.mr_registered - before.mr_registered, after.mr_deregistered - before.mr_deregistered);
+	house_ok("more blocks than can be counted are refused");
+}
+
 int main(void)
 {
 	house_open(&house, NULL);
@@ -250,6 +288,7 @@ int main(void)
 	parent_domain();
 	extended();
 	shared_queue();
+	tiny_blocks();
 	leaves();
 	house_close(&house);
 	return 0;
