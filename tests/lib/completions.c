@@ -294,6 +294,84 @@ static void seen_empty(void)
 	house_ok("a queue that was seen empty without the completion: the deadline fences");
 }
 
+static int events;
+
+static void on_event(void *user, const mwctl_event *event)
+{
+	(void)user;
+	(void)event;
+	events++;
+}
+
+static uint64_t queries(void)
+{
+	struct mwctl_sim_counters counters = {0};
+
+	if (mwctl_sim_present())
+		RC_CHECK_EQ(0, mwctl_sim_counters_get(&counters, sizeof(counters)));
+	return counters.qp_queries;
+}
+
+/* One loop polls two devices, which number their queue pairs and keys each by itself. */
+static void another_device(void)
+{
+	struct house_options options = {.context.on_event = on_event};
+	struct ibv_send_wr own = {.opcode = IBV_WR_RDMA_WRITE, .send_flags = IBV_SEND_SIGNALED}, wr;
+	struct ibv_wc wc = {.wr_id = 7, .status = IBV_WC_SUCCESS, .opcode = IBV_WC_RECV,
+			    .wc_flags = IBV_WC_WITH_INV | IBV_WC_IP_CSUM_OK};
+	double limit = rc_now() + RC_DEADLINE_S;
+	struct rc_device second;
+	struct rc_pair elsewhere;
+	mwctl_result held, other, out;
+	mwctl_grant_info info;
+	mwctl_token token;
+	mwctl_request ask;
+	uint64_t before;
+
+	house_open(&house, &options);
+	rc_device_open(&second);
+	rc_pair_open(&elsewhere, &second, NULL);
+	held = house_grant(&house, 0, 0, 4096, HOUSE_WRITE);
+	other = house_grant(&house, 1, 65536, 4096, HOUSE_WRITE);
+	events = 0;
+	/* A message there gave back a key that happens to be one here. */
+	wc.qp_num = house.client[0].pair.server.qp->qp_num;
+	wc.invalidated_rkey = held.rkey;
+	RC_CHECK(mwctl_take_wc(house.ctx, elsewhere.server.cq, &wc) <= 0);
+	wc.qp_num = house.client[1].pair.server.qp->qp_num;
+	RC_CHECK(mwctl_take_wc(house.ctx, elsewhere.server.cq, &wc) <= 0);
+	RC_CHECK(mwctl_take_wc(house.ctx, NULL, &wc) <= 0);
+	RC_CHECK_EQ(0, events);
+	RC_CHECK_EQ(0, house_stats(&house).proved_peer_invalidated);
+	HOUSE_OK(mwctl_grant_info_get(house.ctx, held.grant, &info, sizeof(info)));
+	HOUSE_WRITE_LANDS(&house, 0, 0, held.rkey, 0x61);
+	/* A queue pair died there whose number is a client's here. */
+	before = queries();
+	wc = (struct ibv_wc){.wr_id = 8, .status = IBV_WC_WR_FLUSH_ERR, .qp_num = wc.qp_num};
+	RC_CHECK(mwctl_take_wc(house.ctx, elsewhere.server.cq, &wc) <= 0);
+	out = house_grant(&house, 1, 131072, 64, HOUSE_WRITE);
+	RC_CHECK_EQ(before, queries());
+	/* One of its wr_ids is the number of a request of ours that is out. */
+	ask = house_ask(&house, 0, 8192, 64, HOUSE_WRITE);
+	HOUSE_OK(mwctl_grant_prepare(house.ctx, &ask, 1, &wr, &out, &token));
+	own.wr_id = wr.wr_id;
+	rc_post(elsewhere.server.qp, &own);
+	while (!mwctl_poll_cq(house.ctx, elsewhere.server.cq, 1, &wc))
+		RC_CHECK(rc_now() < limit);
+	RC_CHECK_EQ(own.wr_id, wc.wr_id);
+	RC_CHECK_EQ(0, mwctl_poll_cq(house.ctx, elsewhere.server.cq, 1, &wc));
+	HOUSE_OK(mwctl_abort(house.ctx, token));
+	HOUSE_OK(mwctl_revoke(house.ctx, held.grant, 0, &out));
+	RC_CHECK_EQ(MWCTL_PROOF_INVALIDATED, out.proof);
+	HOUSE_WRITE_LANDS(&house, 1, 65536, other.rkey, 0x62);
+	HOUSE_WRITE_FAILS(&house, 0, 0, held.rkey, 0x63);
+	HOUSE_OK(mwctl_revoke_peer(house.ctx, house.client[1].peer, 0, MWCTL_KILL_ALLOWED, NULL));
+	rc_pair_close(&elsewhere);
+	rc_device_close(&second);
+	house_close(&house);
+	house_ok("what comes from another device's queue says nothing here");
+}
+
 int main(void)
 {
 	house_open(&house, NULL);
@@ -309,5 +387,6 @@ int main(void)
 	yours();
 	unpolled();
 	seen_empty();
+	another_device();
 	return 0;
 }
