@@ -50,6 +50,7 @@ static void call_everything(mwctl_context *ctx)
 	mwctl_domain_info domain_info;
 	mwctl_peer_info peer_info;
 	mwctl_grant_info grant_info;
+	mwctl_key_info key_info;
 	mwctl_region region;
 	mwctl_domain domain;
 	struct ibv_wc wc = {.status = IBV_WC_SUCCESS};
@@ -102,14 +103,17 @@ static void call_everything(mwctl_context *ctx)
 	FORKED(mwctl_revoke_prepare(ctx, &held.grant, 1, 0, MWCTL_KILL_ALLOWED, never, NULL, wr, &new_token));
 	FORKED(mwctl_regrant_prepare(ctx, held.grant, &ask, 0, never, NULL, wr, out, &new_token));
 	FORKED(mwctl_commit(ctx, token, 0, NULL, &n));
+	FORKED(mwctl_commit_ex(ctx, token, 0, &n));
 	FORKED(mwctl_abort(ctx, token));
 	RC_CHECK(mwctl_poll_cq(ctx, cq, 1, &wc) < 0);
 	RC_CHECK_EQ(-MWCTL_STATUS_FORKED, mwctl_take_wc(ctx, cq, &wc));
+	RC_CHECK_EQ(-MWCTL_STATUS_FORKED, mwctl_take_ex(ctx, (struct ibv_cq_ex *)cq));
 	FORKED(mwctl_cq_gone(ctx, cq));
 	FORKED(mwctl_cq_empty(ctx, cq));
 	FORKED(mwctl_take_async_event(ctx, &event));
 	FORKED(mwctl_check(ctx, house.domain, qp->qp_num, at, 64, HOUSE_WRITE, &id));
 	FORKED(mwctl_find_rkey(ctx, held.rkey, &grant_info, sizeof(grant_info)));
+	FORKED(mwctl_explain_key(ctx, held.rkey, &key_info, sizeof(key_info)));
 	FORKED(mwctl_grant_info_get(ctx, held.grant, &grant_info, sizeof(grant_info)));
 	FORKED(mwctl_range_grants(ctx, house.region, at, 4096, &id, 1, &n));
 	FORKED(mwctl_context_close(ctx));

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
-/* The table's questions, the blocks, the keys. */
+/* The table's questions, the blocks and the keys. */
 #include "house.h"
 
 #include <stdlib.h>
