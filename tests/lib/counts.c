@@ -212,7 +212,7 @@ static size_t heap(void)
 /* A server tries again and again to grant to a client whose queue does not move. */
 static void tried_again(void)
 {
-	enum { TRIES = 100000 };
+	enum { TRIES = 20000 };
 	mwctl_request ask = house_ask(&house, 0, 0, 4096, HOUSE_WRITE);
 	uint64_t stall = trouble_order(MWCTL_SIM_STALL_SQ, house.client[0].pair.server.qp, 1, 0);
 	uint32_t budget = house_peer(&house, 0).budget;
