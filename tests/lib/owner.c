@@ -625,6 +625,104 @@ static void attached(void)
 	house_ok("clients on one completion queue have one owner");
 }
 
+/* ---- a queue pair and a completion queue that really have no locks ---- */
+
+struct unlocked {
+	mwctl_request ask;
+	struct ibv_cq *cq;
+	atomic_bool stop;
+	atomic_long tries;
+};
+
+static void *meddle(void *user)
+{
+	struct unlocked *unlocked = user;
+	mwctl_result out;
+	struct ibv_wc wc;
+	size_t n;
+
+	while (!atomic_load(&unlocked->stop)) {
+		WRONG(mwctl_grant(house.ctx, &unlocked->ask, 0, &out));
+		WRONG(mwctl_revoke_peer(house.ctx, unlocked->ask.peer, 0, MWCTL_KILL_ALLOWED, &n));
+		RC_CHECK(mwctl_poll_cq(house.ctx, unlocked->cq, 1, &wc) < 0);
+		HOUSE_OK(mwctl_tick(house.ctx));
+		atomic_fetch_add(&unlocked->tries, 1);
+	}
+	return NULL;
+}
+
+/* The device tells when two threads are at one of them at once. */
+static void in_a_thread_domain(void)
+{
+	struct ibv_td_init_attr td_attr = {0};
+	struct ibv_cq_init_attr_ex cq_attr = {.cqe = 256, .comp_mask = IBV_CQ_INIT_ATTR_MASK_FLAGS,
+					      .flags = IBV_CREATE_CQ_ATTR_SINGLE_THREADED};
+	struct ibv_parent_domain_init_attr attr = {0};
+	mwctl_domain_options domain_options = {.n_aliases = 1};
+	mwctl_peer_options options = {.owner_thread = (uint64_t)pthread_self()};
+	struct unlocked unlocked = {0};
+	struct rc_options rc = {0};
+	struct ibv_pd *pd, *parent;
+	mwctl_region_info memory;
+	struct ibv_cq_ex *cq_ex;
+	mwctl_domain domain;
+	struct rc_pair pair;
+	struct ibv_td *td;
+	pthread_t thread;
+	mwctl_result out;
+
+	house_open(&house, &(struct house_options){.clients = 1});
+	td = ibv_alloc_td(house.device.context, &td_attr);
+	cq_ex = td ? ibv_create_cq_ex(house.device.context, &cq_attr) : NULL;
+	if (!cq_ex) {
+		printf("skipped on %s: it offers no queues without locks\n", house.device.label);
+		if (td)
+			RC_CHECK_EQ(0, ibv_dealloc_td(td));
+		house_close(&house);
+		return;
+	}
+	pd = ibv_alloc_pd(house.device.context);
+	attr = (struct ibv_parent_domain_init_attr){.pd = pd, .td = td};
+	parent = ibv_alloc_parent_domain(house.device.context, &attr);
+	RC_CHECK(pd && parent);
+	rc = (struct rc_options){.server_pd = parent, .client_pd = house.client_pd,
+				 .send_cq = ibv_cq_ex_to_cq(cq_ex)};
+	rc_pair_open(&pair, &house.device, &rc);
+	domain_options.aliases = &parent;
+	HOUSE_OK(mwctl_domain_open(house.ctx, pd, &domain_options, sizeof(domain_options), &domain));
+	HOUSE_OK(mwctl_region_register(house.ctx, domain, 1 << 20, NULL, 0, &unlocked.ask.region));
+	HOUSE_OK(mwctl_region_info_get(house.ctx, unlocked.ask.region, &memory, sizeof(memory)));
+	HOUSE_OK(mwctl_peer_attach(house.ctx, domain, pair.server.qp, &options, sizeof(options),
+				   &unlocked.ask.peer));
+	unlocked.ask.addr = memory.addr;
+	unlocked.ask.length = 4096;
+	unlocked.ask.access = HOUSE_WRITE;
+	unlocked.cq = rc.send_cq;
+	HOUSE_OK(mwctl_service_start(house.ctx));
+	RC_CHECK_EQ(0, pthread_create(&thread, NULL, meddle, &unlocked));
+	for (int i = 0; i < 2000 || atomic_load(&unlocked.tries) < 100; i++) {
+		HOUSE_OK(mwctl_grant(house.ctx, &unlocked.ask, 0, &out));
+		if (i % 100 == 0)
+			RC_CHECK_STATUS(IBV_WC_SUCCESS, rc_write(&pair.client, &house.client[0].local, 64,
+								 (void *)(uintptr_t)memory.addr, out.rkey));
+		HOUSE_OK(mwctl_revoke(house.ctx, out.grant, 0, &out));
+		RC_CHECK_EQ(MWCTL_PROOF_INVALIDATED, out.proof);
+	}
+	atomic_store(&unlocked.stop, true);
+	RC_CHECK_EQ(0, pthread_join(thread, NULL));
+	HOUSE_OK(mwctl_service_stop(house.ctx));
+	HOUSE_OK(mwctl_peer_detach(house.ctx, unlocked.ask.peer, 0));
+	HOUSE_OK(mwctl_region_detach(house.ctx, unlocked.ask.region));
+	HOUSE_OK(mwctl_domain_close(house.ctx, domain));
+	rc_pair_close(&pair);
+	RC_CHECK_EQ(0, ibv_destroy_cq(rc.send_cq));
+	RC_CHECK_EQ(0, ibv_dealloc_pd(parent));
+	RC_CHECK_EQ(0, ibv_dealloc_td(td));
+	RC_CHECK_EQ(0, ibv_dealloc_pd(pd));
+	house_close(&house);
+	house_ok("a queue pair in a thread domain and a single-threaded queue, beside threads that meddle");
+}
+
 int main(void)
 {
 	refused();
@@ -639,5 +737,6 @@ int main(void)
 	queued();
 	owner_away();
 	attached();
+	in_a_thread_domain();
 	return 0;
 }
