@@ -276,7 +276,7 @@ static void measure(const struct rc_device *device, const struct method *method,
 int main(int argc, char **argv)
 {
 	bool brief = argc == 2 && !strcmp(argv[1], "--short");
-	unsigned int requests = brief ? 100 : 2000;
+	unsigned int requests = brief ? 30 : 2000;
 	struct rc_device device;
 	size_t n, i;
 

@@ -197,7 +197,7 @@ static void scene_cancel(void)
 int main(int argc, char **argv)
 {
 	bool brief = argc == 2 && !strcmp(argv[1], "--short");
-	int requests = brief ? 50 : 1000;
+	int requests = brief ? 30 : 1000;
 	size_t i;
 
 	if (argc > 1 && !brief) {

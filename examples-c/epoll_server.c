@@ -1,0 +1,648 @@
+/* SPDX-License-Identifier: MIT OR Apache-2.0 */
+/*
+ * A server with one thread and one epoll loop that never waits anywhere else: once it is set up it
+ * calls what never waits alone. It sleeps on the completion channel, libmwctl's event fd, the
+ * device's asynchronous events, a timer, and a descriptor by which clients arrive.
+ *
+ * Each client gets a block and counts in it by RDMA WRITE. One is kicked out in the middle of
+ * that; one never posts a receive, so that the server's send queue to it is stuck and taking its
+ * right back lasts until the deadline. The others must notice nothing of either.
+ *
+ * The clients are threads of this process. Arriving stands for what rdma_cm or a socket would do.
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <sched.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <sys/timerfd.h>
+#include <unistd.h>
+
+#include "common/clock.h"
+#include "common/rc.h"
+#include "common/report.h"
+#include "mwctl.h"
+
+#define GOOD 3
+enum { KICKED = GOOD, STUCK, CLIENTS };
+
+#define BLOCK 4096ull
+#define BUDGET 4
+#define WRITES 100          /* of each client, before something happens and after */
+#define STUCK_MS 100        /* the deadline for the stuck client */
+#define AUDIT_MS 10
+#define PATIENCE (60 * NS_PER_S)
+
+struct message {
+	enum { GO, STOP, BYE } kind;
+	uint32_t rkey;
+	uint64_t addr;
+};
+
+/* ---- the clients ---- */
+
+struct client {
+	struct ibv_pd *pd;
+	struct ibv_cq *cq;
+	struct ibv_qp *qp;
+	struct ibv_mr *mr;
+	struct client_memory {
+		struct message received[2], sent;
+		uint64_t count;
+	} memory;
+	atomic_bool connected;
+	pthread_t thread;
+	enum ibv_wc_status ended; /* how its last write did */
+};
+
+static struct rc_device device;
+static struct client clients[CLIENTS];
+static atomic_size_t arrived;
+static int arrivals; /* an eventfd */
+
+enum { CLIENT_RECEIVE = 1, CLIENT_REQUEST };
+
+static struct ibv_sge client_sge(struct client *client, void *at, uint32_t length)
+{
+	return (struct ibv_sge){ .addr = (uintptr_t)at, .length = length, .lkey = client->mr->lkey };
+}
+
+static void client_open(struct client *client)
+{
+	const struct ibv_qp_cap cap = {
+		.max_send_wr = 2,
+		.max_recv_wr = 2,
+		.max_send_sge = 1,
+		.max_recv_sge = 1,
+	};
+
+	client->pd = ibv_alloc_pd(device.verbs);
+	client->cq = ibv_create_cq(device.verbs, 4, NULL, NULL, 0);
+	if (!client->pd || !client->cq)
+		die("a client's PD and CQ: %s", strerror(errno));
+	client->mr = ibv_reg_mr(client->pd, &client->memory, sizeof(client->memory),
+				IBV_ACCESS_LOCAL_WRITE);
+	if (!client->mr)
+		die("ibv_reg_mr: %s", strerror(errno));
+	client->qp = rc_qp(&device, client->pd, client->cq, &cap, 0);
+}
+
+static void client_close(struct client *client)
+{
+	if (ibv_destroy_qp(client->qp) || ibv_dereg_mr(client->mr) || ibv_destroy_cq(client->cq) ||
+	    ibv_dealloc_pd(client->pd))
+		die("a client's verbs objects can't be destroyed: %s", strerror(errno));
+}
+
+static void client_post_receives(struct client *client)
+{
+	size_t i;
+
+	for (i = 0; i < 2; i++) {
+		struct ibv_sge sge = client_sge(client, &client->memory.received[i],
+						sizeof(struct message));
+		struct ibv_recv_wr wr = { .wr_id = CLIENT_RECEIVE, .sg_list = &sge, .num_sge = 1 }, *bad;
+
+		if (ibv_post_recv(client->qp, &wr, &bad))
+			die("a client can't post a receive");
+	}
+}
+
+/* Posts a request and waits for it. Counts the messages that come meanwhile. */
+static enum ibv_wc_status client_do(struct client *client, struct ibv_send_wr *wr, size_t *received)
+{
+	uint64_t deadline = clock_ns() + PATIENCE;
+	struct ibv_send_wr *bad;
+	struct ibv_wc wc;
+
+	if (wr && ibv_post_send(client->qp, wr, &bad))
+		return IBV_WC_WR_FLUSH_ERR;
+	while (clock_ns() < deadline) {
+		int n = ibv_poll_cq(client->cq, 1, &wc);
+
+		if (n < 0)
+			die("ibv_poll_cq failed");
+		if (n > 0 && wc.status != IBV_WC_SUCCESS)
+			return wc.status;
+		if (n > 0 && wc.wr_id == CLIENT_REQUEST)
+			return IBV_WC_SUCCESS;
+		if (n > 0 && ++*received && !wr)
+			return IBV_WC_SUCCESS;
+		if (n == 0)
+			sched_yield();
+	}
+	die("a client waits for ever");
+}
+
+/* Waits for its key, then counts until it is told to stop, or can't. */
+static void *client_run(void *argument)
+{
+	struct client *client = argument;
+	struct client_memory *memory = &client->memory;
+	struct ibv_sge count = client_sge(client, &memory->count, sizeof(memory->count));
+	struct ibv_sge bye = client_sge(client, &memory->sent, sizeof(memory->sent));
+	struct ibv_send_wr write = {
+		.wr_id = CLIENT_REQUEST,
+		.sg_list = &count,
+		.num_sge = 1,
+		.opcode = IBV_WR_RDMA_WRITE,
+		.send_flags = IBV_SEND_SIGNALED,
+	};
+	struct ibv_send_wr send = {
+		.wr_id = CLIENT_REQUEST,
+		.sg_list = &bye,
+		.num_sge = 1,
+		.opcode = IBV_WR_SEND,
+		.send_flags = IBV_SEND_SIGNALED,
+	};
+	size_t received = 0;
+
+	while (!atomic_load(&client->connected))
+		sched_yield();
+	client->ended = client_do(client, NULL, &received);
+	write.wr.rdma.remote_addr = memory->received[0].addr;
+	write.wr.rdma.rkey = memory->received[0].rkey;
+	while (client->ended == IBV_WC_SUCCESS && received < 2) {
+		memory->count++;
+		client->ended = client_do(client, &write, &received);
+	}
+	memory->sent.kind = BYE;
+	if (client->ended == IBV_WC_SUCCESS)
+		client->ended = client_do(client, &send, &received);
+	return NULL;
+}
+
+static void arrive(void)
+{
+	uint64_t one = 1;
+
+	atomic_fetch_add(&arrived, 1);
+	if (write(arrivals, &one, sizeof(one)) != sizeof(one))
+		die("an eventfd can't be written: %s", strerror(errno));
+}
+
+/* ---- the server ---- */
+
+struct session {
+	enum { ABSENT, GRANTING, OPEN, LEAVING, GONE } state;
+	struct ibv_qp *qp;
+	struct mwctl_peer peer;
+	uint64_t addr;
+	volatile uint64_t *count; /* what its client writes */
+	uint64_t count_before;    /* when something began, or a right was proved gone */
+	bool revoked, at_rest;
+	mwctl_proof proof;
+	uint64_t revoke_began, revoke_ended;
+	struct message sent[2];
+	struct message received;
+};
+
+static struct server {
+	struct ibv_pd *pd;
+	struct ibv_comp_channel *channel;
+	struct ibv_cq *cq;
+	struct ibv_mr *messages; /* over the sessions */
+	struct mwctl_context *ctx;
+	struct mwctl_domain domain;
+	struct mwctl_region region;
+	bool memory_at_rest;
+	int epoll, timer;
+	size_t admitted, gone;
+	enum { COUNTING, KICKING, STOPPING } phase;
+	unsigned int killed; /* queue pairs that libmwctl moved to ERR */
+	uint64_t wakeups, begun;
+	struct session sessions[CLIENTS];
+} server;
+
+enum { SENT = 1, RECEIVED };
+#define WR_ID(what, session) ((uint64_t)(what) << 32 | (uint64_t)((session) - server.sessions))
+
+static void on_event(void *user, const struct mwctl_event *event)
+{
+	(void)user;
+	server.killed += event->kind == MWCTL_EVENT_KIND_PEER_KILLED;
+}
+
+static void watch(int fd)
+{
+	struct epoll_event event = { .events = EPOLLIN, .data.fd = fd };
+
+	if (fd < 0 || fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) | O_NONBLOCK) ||
+	    epoll_ctl(server.epoll, EPOLL_CTL_ADD, fd, &event))
+		die("a descriptor can't be watched: %s", strerror(errno));
+}
+
+static void open_verbs(void)
+{
+	int cqe = 0;
+	size_t i;
+
+	for (i = 0; i < CLIENTS; i++) {
+		cqe += 3; /* two messages out, one in */
+		must(mwctl_size_queues(BUDGET, NULL, &cqe), "mwctl_size_queues");
+	}
+	server.pd = ibv_alloc_pd(device.verbs);
+	server.channel = ibv_create_comp_channel(device.verbs);
+	server.cq = ibv_create_cq(device.verbs, cqe, NULL, server.channel, 0);
+	if (!server.pd || !server.channel || !server.cq)
+		die("a PD, a channel and a CQ: %s", strerror(errno));
+	server.messages = ibv_reg_mr(server.pd, server.sessions, sizeof(server.sessions),
+				     IBV_ACCESS_LOCAL_WRITE);
+	if (!server.messages || ibv_req_notify_cq(server.cq, 0))
+		die("messages and notification: %s", strerror(errno));
+}
+
+static void open_mwctl(void)
+{
+	const struct mwctl_context_options options = { .on_event = on_event };
+	const struct mwctl_register_options blocks = { .block_size = BLOCK };
+	struct mwctl_capabilities capabilities = { 0 };
+
+	must(mwctl_context_open(device.verbs, &options, sizeof(options), &server.ctx),
+	     "mwctl_context_open");
+	must(mwctl_capabilities_get(server.ctx, &capabilities, sizeof(capabilities)),
+	     "mwctl_capabilities_get");
+	if (!capabilities.type2)
+		skip("%s has no Type 2 memory windows", device.name);
+	server.memory_at_rest = capabilities.memory_at_rest;
+	/* Calls that never wait allocate no windows: the reserve of 64 is enough for one a client. */
+	must(mwctl_domain_open(server.ctx, server.pd, NULL, 0, &server.domain), "mwctl_domain_open");
+	must(mwctl_region_register(server.ctx, server.domain, CLIENTS * BLOCK, &blocks, sizeof(blocks),
+				   &server.region),
+	     "mwctl_region_register");
+}
+
+static void open_loop(void)
+{
+	const struct itimerspec audits = {
+		.it_interval = { .tv_nsec = AUDIT_MS * NS_PER_MS },
+		.it_value = { .tv_nsec = AUDIT_MS * NS_PER_MS },
+	};
+
+	server.epoll = epoll_create1(EPOLL_CLOEXEC);
+	server.timer = timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC);
+	if (server.epoll < 0 || server.timer < 0 || timerfd_settime(server.timer, 0, &audits, NULL))
+		die("epoll and a timer: %s", strerror(errno));
+	watch(server.channel->fd);
+	watch(mwctl_event_fd(server.ctx));
+	watch(device.verbs->async_fd);
+	watch(server.timer);
+	watch(arrivals);
+	server.begun = clock_ns();
+}
+
+static void server_close(void)
+{
+	must(mwctl_region_detach(server.ctx, server.region), "mwctl_region_detach");
+	must(mwctl_domain_close(server.ctx, server.domain), "mwctl_domain_close");
+	must(mwctl_context_close(server.ctx), "mwctl_context_close");
+	if (ibv_dereg_mr(server.messages) || ibv_destroy_cq(server.cq) ||
+	    ibv_destroy_comp_channel(server.channel) || ibv_dealloc_pd(server.pd))
+		die("the server's verbs objects can't be destroyed: %s", strerror(errno));
+	close(server.epoll);
+	close(server.timer);
+}
+
+/* ---- a session, from its client's arrival to its end ---- */
+
+static void send_message(struct session *session, const struct message *message)
+{
+	struct message *place = &session->sent[message->kind == STOP];
+	struct ibv_sge sge = { (uintptr_t)place, sizeof(*place), server.messages->lkey };
+	struct ibv_send_wr wr = {
+		.wr_id = WR_ID(SENT, session),
+		.sg_list = &sge,
+		.num_sge = 1,
+		.opcode = IBV_WR_SEND,
+		.send_flags = IBV_SEND_SIGNALED,
+	}, *bad;
+
+	*place = *message;
+	demand(!ibv_post_send(session->qp, &wr, &bad), "a message can't be sent");
+}
+
+static void on_detached(void *user, mwctl_status status, const mwctl_result *results, size_t n)
+{
+	struct session *session = user;
+
+	(void)results;
+	(void)n;
+	must(status, "mwctl_peer_detach_start");
+	if (ibv_destroy_qp(session->qp))
+		die("ibv_destroy_qp: %s", strerror(errno));
+	session->qp = NULL;
+	session->state = GONE;
+	server.gone++;
+	must(mwctl_block_give(server.ctx, server.region, session->addr, 1), "mwctl_block_give");
+}
+
+/* Takes back what the client holds and lets go of its queue pair. */
+static void leave(struct session *session)
+{
+	if (session->state >= LEAVING)
+		return;
+	session->state = LEAVING;
+	must(mwctl_peer_detach_start(server.ctx, session->peer, 0, on_detached, session),
+	     "mwctl_peer_detach_start");
+}
+
+static void on_granted(void *user, mwctl_status status, const mwctl_result *results, size_t n)
+{
+	struct session *session = user;
+
+	if (!demand(status == MWCTL_STATUS_OK && n == 1, "a grant: %s", mwctl_status_text(status)))
+		return leave(session);
+	session->state = OPEN;
+	send_message(session, &(struct message){ .kind = GO, .rkey = results[0].rkey, .addr = session->addr });
+}
+
+static void post_receive(struct session *session)
+{
+	struct ibv_sge sge = { (uintptr_t)&session->received, sizeof(struct message), server.messages->lkey };
+	struct ibv_recv_wr wr = { .wr_id = WR_ID(RECEIVED, session), .sg_list = &sge, .num_sge = 1 }, *bad;
+
+	if (ibv_post_recv(session->qp, &wr, &bad))
+		die("the server can't post a receive");
+}
+
+/* Connecting and attaching are kernel calls, and all the waiting there is. */
+static void admit(struct session *session, struct client *client)
+{
+	const struct mwctl_peer_options options = { .budget = BUDGET };
+	struct ibv_qp_cap cap = {
+		.max_send_wr = 2,
+		.max_recv_wr = 1,
+		.max_send_sge = 1,
+		.max_recv_sge = 1,
+	};
+	struct mwctl_request ask = { .region = server.region, .length = BLOCK };
+
+	must(mwctl_size_queues(BUDGET, &cap, NULL), "mwctl_size_queues");
+	session->qp = rc_qp(&device, server.pd, server.cq, &cap, IBV_ACCESS_REMOTE_WRITE);
+	rc_connect(&device, session->qp, client->qp);
+	post_receive(session);
+	must(mwctl_peer_attach(server.ctx, server.domain, session->qp, &options, sizeof(options),
+			       &session->peer),
+	     "mwctl_peer_attach");
+	must(mwctl_block_take(server.ctx, server.region, 1, &session->addr), "mwctl_block_take");
+	session->count = (uint64_t *)(uintptr_t)session->addr;
+	session->state = GRANTING;
+	ask.peer = session->peer;
+	ask.addr = session->addr;
+	ask.access = IBV_ACCESS_REMOTE_WRITE;
+	must(mwctl_grant_start(server.ctx, &ask, 1, 0, on_granted, session), "mwctl_grant_start");
+	atomic_store(&client->connected, true);
+}
+
+static void on_revoked(void *user, mwctl_status status, const mwctl_result *results, size_t n)
+{
+	struct session *session = user;
+
+	demand(status == MWCTL_STATUS_OK && n == 1, "a revocation: %s", mwctl_status_text(status));
+	session->revoked = true;
+	session->proof = n == 1 ? results[0].proof : MWCTL_PROOF_NONE;
+	session->revoke_ended = clock_ns();
+	session->count_before = *session->count;
+	session->at_rest = server.memory_at_rest;
+	if (session == &server.sessions[STUCK])
+		leave(session);
+}
+
+static void take_back(struct session *session, uint64_t timeout_us)
+{
+	session->revoke_began = clock_ns();
+	must(mwctl_revoke_peer_start(server.ctx, session->peer, timeout_us, MWCTL_KILL_ALLOWED, on_revoked,
+				     session),
+	     "mwctl_revoke_peer_start");
+}
+
+/* ---- what the loop hears ---- */
+
+static void take_completion(const struct ibv_wc *wc)
+{
+	struct session *session = &server.sessions[wc->wr_id & 0xffffffff];
+
+	if (session->state == GONE)
+		return;
+	if (wc->status != IBV_WC_SUCCESS) {
+		/* One that broke the rules, or one that libmwctl gave up. */
+		demand(session >= &server.sessions[KICKED], "a good client's connection broke: %s",
+		       ibv_wc_status_str(wc->status));
+		leave(session);
+	} else if (wc->wr_id >> 32 == RECEIVED) {
+		demand(session->received.kind == BYE, "a strange message");
+		leave(session);
+	}
+}
+
+/* Armed first, then polled until it is empty: what comes afterwards is an event. */
+static void take_channel(void)
+{
+	struct ibv_cq *cq;
+	void *context;
+
+	while (!ibv_get_cq_event(server.channel, &cq, &context)) {
+		ibv_ack_cq_events(cq, 1);
+		if (ibv_req_notify_cq(cq, 0))
+			die("ibv_req_notify_cq failed");
+	}
+}
+
+static void poll_all(void)
+{
+	struct ibv_wc wcs[8];
+	int i, n;
+
+	while ((n = mwctl_poll_cq(server.ctx, server.cq, 8, wcs)) > 0)
+		for (i = 0; i < n; i++)
+			take_completion(&wcs[i]);
+	if (n < 0)
+		die("mwctl_poll_cq failed");
+}
+
+static void take_async_events(void)
+{
+	struct ibv_async_event event;
+
+	while (!ibv_get_async_event(device.verbs, &event)) {
+		must(mwctl_take_async_event(server.ctx, &event), "mwctl_take_async_event");
+		ibv_ack_async_event(&event);
+	}
+}
+
+static void take_arrivals(void)
+{
+	while (server.admitted < atomic_load(&arrived)) {
+		admit(&server.sessions[server.admitted], &clients[server.admitted]);
+		server.admitted++;
+	}
+}
+
+/* Whether the first n clients have written so much since `count_before`. */
+static bool have_written(size_t n)
+{
+	size_t i;
+
+	for (i = 0; i < n; i++)
+		if (!server.sessions[i].count ||
+		    *server.sessions[i].count < server.sessions[i].count_before + WRITES)
+			return false;
+	return true;
+}
+
+static void note_counts(void)
+{
+	size_t i;
+
+	for (i = 0; i < GOOD; i++)
+		server.sessions[i].count_before = *server.sessions[i].count;
+}
+
+/* Looks at what the clients do, and decides. */
+static void audit(void)
+{
+	struct session *kicked = &server.sessions[KICKED], *stuck = &server.sessions[STUCK];
+	size_t i;
+
+	if (clock_ns() - server.begun > PATIENCE)
+		die("the server waits for ever");
+	switch (server.phase) {
+	case COUNTING:
+		if (stuck->state != OPEN || !have_written(GOOD + 1))
+			break;
+		note_counts();
+		take_back(kicked, 0);
+		take_back(stuck, STUCK_MS * 1000);
+		server.phase = KICKING;
+		break;
+	case KICKING:
+		/* Where the memory need not be at rest yet, from the next audit on. */
+		if (kicked->revoked && !kicked->at_rest) {
+			kicked->count_before = *kicked->count;
+			kicked->at_rest = true;
+		}
+		if (kicked->state != GONE || stuck->state != GONE || !have_written(GOOD))
+			break;
+		for (i = 0; i < GOOD; i++)
+			send_message(&server.sessions[i], &(struct message){ .kind = STOP });
+		server.phase = STOPPING;
+		break;
+	case STOPPING:
+		break;
+	}
+}
+
+static void drain(int fd)
+{
+	uint64_t count;
+
+	if (read(fd, &count, sizeof(count)) < 0 && errno != EAGAIN)
+		die("a descriptor can't be read: %s", strerror(errno));
+}
+
+/* In milliseconds, as epoll wants it. */
+static int timeout_ms(void)
+{
+	int64_t ns = mwctl_next_timeout(server.ctx);
+
+	return ns < 0 ? -1 : (int)((ns + NS_PER_MS - 1) / NS_PER_MS);
+}
+
+static void serve(void)
+{
+	struct epoll_event events[8];
+	int i, n;
+
+	while (server.gone < CLIENTS) {
+		n = epoll_wait(server.epoll, events, 8, timeout_ms());
+		if (n < 0 && errno != EINTR)
+			die("epoll_wait: %s", strerror(errno));
+		server.wakeups++;
+		for (i = 0; i < n; i++) {
+			int fd = events[i].data.fd;
+
+			if (fd == server.channel->fd) {
+				take_channel();
+			} else if (fd == device.verbs->async_fd) {
+				take_async_events();
+			} else if (fd == server.timer) {
+				drain(fd);
+				audit();
+			} else if (fd == arrivals) {
+				drain(fd);
+				take_arrivals();
+			}
+			/* libmwctl's own descriptor: the tick below. */
+		}
+		poll_all();
+		if (mwctl_next_timeout(server.ctx) == 0)
+			must(mwctl_tick(server.ctx), "mwctl_tick");
+	}
+}
+
+static void judge(void)
+{
+	struct session *kicked = &server.sessions[KICKED], *stuck = &server.sessions[STUCK];
+	size_t i;
+
+	for (i = 0; i < GOOD; i++)
+		demand(clients[i].ended == IBV_WC_SUCCESS, "good client %zu ended with \"%s\"", i,
+		       ibv_wc_status_str(clients[i].ended));
+	demand(clients[KICKED].ended == IBV_WC_REM_ACCESS_ERR, "the kicked client ended with \"%s\"",
+	       ibv_wc_status_str(clients[KICKED].ended));
+	demand(kicked->proof != MWCTL_PROOF_NONE, "the kicked client's right is not proved gone");
+	demand(*kicked->count == kicked->count_before, "the kicked client wrote after the proof");
+	demand(stuck->proof == MWCTL_PROOF_QP_FENCED && server.killed == 1,
+	       "the stuck client's right ended by: %s", mwctl_proof_text(stuck->proof));
+	demand(stuck->revoke_ended - stuck->revoke_began >= STUCK_MS * NS_PER_MS,
+	       "the stuck client was given up before the deadline");
+	printf("  kicked: %s, after %.1f ms; its next write: %s\n", mwctl_proof_text(kicked->proof),
+	       (double)(kicked->revoke_ended - kicked->revoke_began) / NS_PER_MS,
+	       ibv_wc_status_str(clients[KICKED].ended));
+	printf("  stuck: %s, after %.1f ms; its deadline was %d ms\n", mwctl_proof_text(stuck->proof),
+	       (double)(stuck->revoke_ended - stuck->revoke_began) / NS_PER_MS, STUCK_MS);
+	for (i = 0; i < GOOD; i++)
+		printf("  good client %zu: %llu writes, %llu of them since\n", i,
+		       (unsigned long long)*server.sessions[i].count,
+		       (unsigned long long)(*server.sessions[i].count - server.sessions[i].count_before));
+	printf("  the server woke up %llu times\n", (unsigned long long)server.wakeups);
+}
+
+int main(void)
+{
+	size_t i;
+
+	setvbuf(stdout, NULL, _IOLBF, 0);
+	rc_open(&device);
+	rc_describe(&device);
+	arrivals = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+	open_verbs();
+	open_mwctl();
+	open_loop();
+	for (i = 0; i < CLIENTS; i++) {
+		client_open(&clients[i]);
+		if (i != STUCK) {
+			client_post_receives(&clients[i]);
+			if (pthread_create(&clients[i].thread, NULL, client_run, &clients[i]))
+				die("pthread_create failed");
+		}
+		arrive();
+	}
+	serve();
+	for (i = 0; i < CLIENTS; i++) {
+		if (i != STUCK)
+			pthread_join(clients[i].thread, NULL);
+		client_close(&clients[i]);
+	}
+	judge();
+	server_close();
+	rc_close(&device);
+	printf("%s\n", demands_failed() ? "FAILED" : "All as promised.");
+	return demands_failed() ? 1 : 0;
+}
