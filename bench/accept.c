@@ -120,6 +120,7 @@ static void windows(const struct bench *bench, uint64_t length)
 		.iova = (uintptr_t)bench->memory,
 		.access = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_MW_BIND,
 	};
+	const struct mwctl_context_options patient = { .timeout_us = 30000000 };
 	const struct mwctl_peer_options options = { .budget = BUDGET };
 	const uint64_t wanted = bench->rounds * CLIENTS;
 	struct ibv_pd *pd = ibv_alloc_pd(bench->device->verbs);
@@ -138,7 +139,8 @@ static void windows(const struct bench *bench, uint64_t length)
 	mr = pd ? ibv_reg_mr(pd, bench->memory, CLIENTS * LARGEST, (int)memory.access) : NULL;
 	if (!mr)
 		die("ibv_alloc_pd and ibv_reg_mr: %s", strerror(errno));
-	must(mwctl_context_open(bench->device->verbs, NULL, 0, &ctx), "mwctl_context_open");
+	must(mwctl_context_open(bench->device->verbs, &patient, sizeof(patient), &ctx),
+	     "mwctl_context_open");
 	must(mwctl_domain_open(ctx, pd, NULL, 0, &domain), "mwctl_domain_open");
 	must(mwctl_region_attach(ctx, domain, mr, &memory, sizeof(memory), &region), "mwctl_region_attach");
 	times_open(&times, bench->rounds);

@@ -36,6 +36,7 @@ enum { KICKED = GOOD, STUCK, CLIENTS };
 #define BUDGET 4
 #define WRITES 100          /* of each client, before something happens and after */
 #define STUCK_MS 100        /* the deadline for the stuck client */
+#define LIMIT_US 10000000   /* and for all others */
 #define AUDIT_MS 10
 #define PATIENCE (60 * NS_PER_S)
 
@@ -260,7 +261,7 @@ static void open_verbs(void)
 
 static void open_mwctl(void)
 {
-	const struct mwctl_context_options options = { .on_event = on_event };
+	const struct mwctl_context_options options = { .timeout_us = LIMIT_US, .on_event = on_event };
 	const struct mwctl_register_options blocks = { .block_size = BLOCK };
 	struct mwctl_capabilities capabilities = { 0 };
 

@@ -13,6 +13,7 @@
 #include "report.h"
 
 #define WINDOWS_BUDGET 16 /* two chains of four, and room for a third */
+#define PATIENCE_US 10000000 /* before a connection is given up for a proof */
 
 static const uint32_t access_of[RPC_RANGES] = {
 	[RPC_ARGS] = IBV_ACCESS_REMOTE_WRITE,
@@ -68,7 +69,11 @@ static void on_done(void *user, mwctl_status status, const mwctl_result *results
 
 static void windows_open(struct rpc_server *server)
 {
-	const struct mwctl_context_options options = { .on_event = on_event, .event_user = server };
+	const struct mwctl_context_options options = {
+		.timeout_us = PATIENCE_US,
+		.on_event = on_event,
+		.event_user = server,
+	};
 	const struct mwctl_domain_options pool = { .reserve = RPC_CONNECTIONS * WINDOWS_BUDGET };
 	const struct mwctl_register_options blocks = { .block_size = RPC_BLOCK };
 	struct mwctl_capabilities capabilities = { 0 };
