@@ -635,7 +635,9 @@ mwctl_status mwctl_stats_get(struct mwctl_context *ctx, struct mwctl_stats *stat
 mwctl_status mwctl_size_queues(uint32_t budget, struct ibv_qp_cap *cap, int *cqe);
 
 // A descriptor for poll or epoll, one a context: readable while mwctl_tick, or for polling OURS
-// mwctl_poll_cq, has something to do. It belongs to the context; -1 on an error.
+// mwctl_poll_cq, has something to do, until mwctl_tick has run. It belongs to the context; -1 on an
+// error. A program that makes asynchronous calls sleeps on this beside its completion channels, for
+// no longer than mwctl_next_timeout: deallocations and deadlines make no completion.
 // Never waits.
 int mwctl_event_fd(struct mwctl_context *ctx);
 
@@ -1026,8 +1028,15 @@ mwctl_status mwctl_abort(struct mwctl_context *ctx, struct mwctl_token token);
 // application's completions come out, ours are taken in. It returns 0 only when the queue was
 // seen empty. Negative on an error, as ibv_poll_cq, and from a thread that does not own a queue
 // with an owner_thread.
+// With a completion channel as ever: ibv_req_notify_cq, then this until it returns 0, then sleep. No
+// wake-up is lost, for what a waiting call kept comes out of this as well. Completions of ours are
+// events, too, but never solicited ones: whoever arms for solicited ones alone hears of an
+// asynchronous call no sooner than at its deadline.
 // Never waits.
-int mwctl_poll_cq(struct mwctl_context *ctx, struct ibv_cq *cq, int num_entries, struct ibv_wc *wc);
+int mwctl_poll_cq(struct mwctl_context *ctx,
+                  struct ibv_cq *cq,
+                  int num_entries,
+                  struct ibv_wc *wc);
 
 // For an application that polls by itself: offers a completion. 1: it was ours, forget it. 0: it
 // is the application's. Offer every one, also those with an error: what they say of a queue pair

@@ -12,6 +12,10 @@ use crate::device::{Completion, Cq};
 /// application's completions come out, ours are taken in. It returns 0 only when the queue was
 /// seen empty. Negative on an error, as ibv_poll_cq, and from a thread that does not own a queue
 /// with an owner_thread.
+/// With a completion channel as ever: ibv_req_notify_cq, then this until it returns 0, then sleep. No
+/// wake-up is lost, for what a waiting call kept comes out of this as well. Completions of ours are
+/// events, too, but never solicited ones: whoever arms for solicited ones alone hears of an
+/// asynchronous call no sooner than at its deadline.
 /// Never waits.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mwctl_poll_cq(
