@@ -278,8 +278,7 @@ static bool poll_once(struct rpc_server *server)
 	return n > 0;
 }
 
-/* Whether requests that their clients have ended wait for the proofs. */
-static bool proofs_due(const struct rpc_server *server)
+bool rpc_proofs_due(const struct rpc_server *server)
 {
 	size_t i, k;
 
@@ -290,20 +289,25 @@ static bool proofs_due(const struct rpc_server *server)
 	return false;
 }
 
-void rpc_serve(struct rpc_server *server, const atomic_int *running)
+bool rpc_serve_once(struct rpc_server *server)
 {
+	bool something = poll_once(server);
 	size_t i;
 
-	while (atomic_load(running) > 0 || proofs_due(server)) {
-		if (!poll_once(server))
-			sched_yield();
-		for (i = 0; i < RPC_CONNECTIONS; i++) {
-			struct rpc_connection *connection = &server->connections[i];
+	for (i = 0; i < RPC_CONNECTIONS; i++) {
+		struct rpc_connection *connection = &server->connections[i];
 
-			if (connection->has_waiting && !connection->dead)
-				connection->has_waiting = !answer(connection, &connection->waiting);
-		}
+		if (connection->has_waiting && !connection->dead)
+			connection->has_waiting = !answer(connection, &connection->waiting);
 	}
+	return something;
+}
+
+void rpc_serve(struct rpc_server *server, const atomic_int *running)
+{
+	while (atomic_load(running) > 0 || rpc_proofs_due(server))
+		if (!rpc_serve_once(server))
+			sched_yield();
 }
 
 /* ---- what both ends know ---- */

@@ -131,7 +131,11 @@ void rpc_server_open(struct rpc_server *server, const struct rc_device *device,
 		     const struct rpc_rights *rights);
 void rpc_server_close(struct rpc_server *server);
 
-/* Serves until *running is 0 and what was ended is proved gone. */
+/* Takes what has come, and answers what can be answered. False if there was nothing. */
+bool rpc_serve_once(struct rpc_server *server);
+/* Whether requests that their clients have ended wait for a proof. */
+bool rpc_proofs_due(const struct rpc_server *server);
+/* Serves until *running is 0 and no proof is due. */
 void rpc_serve(struct rpc_server *server, const atomic_int *running);
 
 /* Ends a connection, whatever became of it. */
@@ -155,7 +159,8 @@ struct rpc_client {
 		struct rpc_reply reply;
 		uint8_t data[RPC_RANGES][RPC_MOST];
 	} *memory;
-	bool gives_back;           /* by SEND_WITH_INV: then the server has nothing to invalidate */
+	bool gives_back; /* by SEND_WITH_INV: then the server has nothing to invalidate */
+	struct rpc_server *same_thread; /* a server that this client has to run while it waits, or NULL */
 	struct rpc_reply request; /* the open one */
 	uint32_t id, args_crc;
 };

@@ -65,7 +65,10 @@ static enum ibv_wc_status await(struct rpc_client *client, int n)
 		if (got == 0) {
 			if (clock_ns() > deadline)
 				die("a client waits for ever");
-			sched_yield();
+			if (client->same_thread)
+				rpc_serve_once(client->same_thread);
+			else
+				sched_yield();
 		}
 	}
 	return IBV_WC_SUCCESS;
