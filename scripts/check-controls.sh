@@ -43,10 +43,14 @@ breaks() {
 works "" endings
 works "" table
 works "" reuse
+works "" channels
+works "" loops
 breaks ladder endings 'mwctl_revoke.*not proved'
 breaks blocks table 'mwctl_block_take'
 breaks distance table 'keys\|used\|distance'
 breaks distance reuse 'repeated'
+breaks keeping channels 'asleep'
+breaks emptiness loops 'look_until_empty'
 works assertion poison "with an internal error"
 echo "$passed passed, $failed failed"
 [[ $failed -eq 0 ]]
