@@ -12,8 +12,6 @@
  */
 #include <errno.h>
 #include <fcntl.h>
-#include <pthread.h>
-#include <sched.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdio.h>
@@ -25,6 +23,7 @@
 #include <unistd.h>
 
 #include "common/clock.h"
+#include "common/counter.h"
 #include "common/rc.h"
 #include "common/report.h"
 #include "mwctl.h"
@@ -40,144 +39,10 @@ enum { KICKED = GOOD, STUCK, CLIENTS };
 #define AUDIT_MS 10
 #define PATIENCE (60 * NS_PER_S)
 
-struct message {
-	enum { GO, STOP, BYE } kind;
-	uint32_t rkey;
-	uint64_t addr;
-};
-
-/* ---- the clients ---- */
-
-struct client {
-	struct ibv_pd *pd;
-	struct ibv_cq *cq;
-	struct ibv_qp *qp;
-	struct ibv_mr *mr;
-	struct client_memory {
-		struct message received[2], sent;
-		uint64_t count;
-	} memory;
-	atomic_bool connected;
-	pthread_t thread;
-	enum ibv_wc_status ended; /* how its last write did */
-};
-
 static struct rc_device device;
-static struct client clients[CLIENTS];
+static struct counter clients[CLIENTS];
 static atomic_size_t arrived;
 static int arrivals; /* an eventfd */
-
-enum { CLIENT_RECEIVE = 1, CLIENT_REQUEST };
-
-static struct ibv_sge client_sge(struct client *client, void *at, uint32_t length)
-{
-	return (struct ibv_sge){ .addr = (uintptr_t)at, .length = length, .lkey = client->mr->lkey };
-}
-
-static void client_open(struct client *client)
-{
-	const struct ibv_qp_cap cap = {
-		.max_send_wr = 2,
-		.max_recv_wr = 2,
-		.max_send_sge = 1,
-		.max_recv_sge = 1,
-	};
-
-	client->pd = ibv_alloc_pd(device.verbs);
-	client->cq = ibv_create_cq(device.verbs, 4, NULL, NULL, 0);
-	if (!client->pd || !client->cq)
-		die("a client's PD and CQ: %s", strerror(errno));
-	client->mr = ibv_reg_mr(client->pd, &client->memory, sizeof(client->memory),
-				IBV_ACCESS_LOCAL_WRITE);
-	if (!client->mr)
-		die("ibv_reg_mr: %s", strerror(errno));
-	client->qp = rc_qp(&device, client->pd, client->cq, &cap, 0);
-}
-
-static void client_close(struct client *client)
-{
-	if (ibv_destroy_qp(client->qp) || ibv_dereg_mr(client->mr) || ibv_destroy_cq(client->cq) ||
-	    ibv_dealloc_pd(client->pd))
-		die("a client's verbs objects can't be destroyed: %s", strerror(errno));
-}
-
-static void client_post_receives(struct client *client)
-{
-	size_t i;
-
-	for (i = 0; i < 2; i++) {
-		struct ibv_sge sge = client_sge(client, &client->memory.received[i],
-						sizeof(struct message));
-		struct ibv_recv_wr wr = { .wr_id = CLIENT_RECEIVE, .sg_list = &sge, .num_sge = 1 }, *bad;
-
-		if (ibv_post_recv(client->qp, &wr, &bad))
-			die("a client can't post a receive");
-	}
-}
-
-/* Posts a request and waits for it. Counts the messages that come meanwhile. */
-static enum ibv_wc_status client_do(struct client *client, struct ibv_send_wr *wr, size_t *received)
-{
-	uint64_t deadline = clock_ns() + PATIENCE;
-	struct ibv_send_wr *bad;
-	struct ibv_wc wc;
-
-	if (wr && ibv_post_send(client->qp, wr, &bad))
-		return IBV_WC_WR_FLUSH_ERR;
-	while (clock_ns() < deadline) {
-		int n = ibv_poll_cq(client->cq, 1, &wc);
-
-		if (n < 0)
-			die("ibv_poll_cq failed");
-		if (n > 0 && wc.status != IBV_WC_SUCCESS)
-			return wc.status;
-		if (n > 0 && wc.wr_id == CLIENT_REQUEST)
-			return IBV_WC_SUCCESS;
-		if (n > 0 && ++*received && !wr)
-			return IBV_WC_SUCCESS;
-		if (n == 0)
-			sched_yield();
-	}
-	die("a client waits for ever");
-}
-
-/* Waits for its key, then counts until it is told to stop, or can't. */
-static void *client_run(void *argument)
-{
-	struct client *client = argument;
-	struct client_memory *memory = &client->memory;
-	struct ibv_sge count = client_sge(client, &memory->count, sizeof(memory->count));
-	struct ibv_sge bye = client_sge(client, &memory->sent, sizeof(memory->sent));
-	struct ibv_send_wr write = {
-		.wr_id = CLIENT_REQUEST,
-		.sg_list = &count,
-		.num_sge = 1,
-		.opcode = IBV_WR_RDMA_WRITE,
-		.send_flags = IBV_SEND_SIGNALED,
-	};
-	struct ibv_send_wr send = {
-		.wr_id = CLIENT_REQUEST,
-		.sg_list = &bye,
-		.num_sge = 1,
-		.opcode = IBV_WR_SEND,
-		.send_flags = IBV_SEND_SIGNALED,
-	};
-	size_t received = 0;
-
-	while (!atomic_load(&client->connected))
-		sched_yield();
-	client->ended = client_do(client, NULL, &received);
-	write.wr.rdma.remote_addr = memory->received[0].addr;
-	write.wr.rdma.rkey = memory->received[0].rkey;
-	while (client->ended == IBV_WC_SUCCESS && received < 2) {
-		memory->count++;
-		client->ended = client_do(client, &write, &received);
-	}
-	memory->sent.kind = BYE;
-	if (client->ended == IBV_WC_SUCCESS)
-		client->ended = client_do(client, &send, &received);
-	return NULL;
-}
 
 static void arrive(void)
 {
@@ -200,8 +65,8 @@ struct session {
 	bool revoked, at_rest;
 	mwctl_proof proof;
 	uint64_t revoke_began, revoke_ended;
-	struct message sent[2];
-	struct message received;
+	struct counter_message sent[2];
+	struct counter_message received;
 };
 
 static struct server {
@@ -312,9 +177,9 @@ static void server_close(void)
 
 /* ---- a session, from its client's arrival to its end ---- */
 
-static void send_message(struct session *session, const struct message *message)
+static void send_message(struct session *session, const struct counter_message *message)
 {
-	struct message *place = &session->sent[message->kind == STOP];
+	struct counter_message *place = &session->sent[message->kind == COUNTER_STOP];
 	struct ibv_sge sge = { (uintptr_t)place, sizeof(*place), server.messages->lkey };
 	struct ibv_send_wr wr = {
 		.wr_id = WR_ID(SENT, session),
@@ -360,12 +225,12 @@ static void on_granted(void *user, mwctl_status status, const mwctl_result *resu
 	if (!demand(status == MWCTL_STATUS_OK && n == 1, "a grant: %s", mwctl_status_text(status)))
 		return leave(session);
 	session->state = OPEN;
-	send_message(session, &(struct message){ .kind = GO, .rkey = results[0].rkey, .addr = session->addr });
+	send_message(session, &(struct counter_message){ .kind = COUNTER_GO, .rkey = results[0].rkey, .addr = session->addr });
 }
 
 static void post_receive(struct session *session)
 {
-	struct ibv_sge sge = { (uintptr_t)&session->received, sizeof(struct message), server.messages->lkey };
+	struct ibv_sge sge = { (uintptr_t)&session->received, sizeof(struct counter_message), server.messages->lkey };
 	struct ibv_recv_wr wr = { .wr_id = WR_ID(RECEIVED, session), .sg_list = &sge, .num_sge = 1 }, *bad;
 
 	if (ibv_post_recv(session->qp, &wr, &bad))
@@ -373,7 +238,7 @@ static void post_receive(struct session *session)
 }
 
 /* Connecting and attaching are kernel calls, and all the waiting there is. */
-static void admit(struct session *session, struct client *client)
+static void admit(struct session *session, struct counter *client)
 {
 	const struct mwctl_peer_options options = { .budget = BUDGET };
 	struct ibv_qp_cap cap = {
@@ -437,7 +302,7 @@ static void take_completion(const struct ibv_wc *wc)
 		       ibv_wc_status_str(wc->status));
 		leave(session);
 	} else if (wc->wr_id >> 32 == RECEIVED) {
-		demand(session->received.kind == BYE, "a strange message");
+		demand(session->received.kind == COUNTER_BYE, "a strange message");
 		leave(session);
 	}
 }
@@ -531,7 +396,7 @@ static void audit(void)
 		if (kicked->state != GONE || stuck->state != GONE || !have_written(GOOD))
 			break;
 		for (i = 0; i < GOOD; i++)
-			send_message(&server.sessions[i], &(struct message){ .kind = STOP });
+			send_message(&server.sessions[i], &(struct counter_message){ .kind = COUNTER_STOP });
 		server.phase = STOPPING;
 		break;
 	case STOPPING:
@@ -627,19 +492,16 @@ int main(void)
 	open_mwctl();
 	open_loop();
 	for (i = 0; i < CLIENTS; i++) {
-		client_open(&clients[i]);
-		if (i != STUCK) {
-			client_post_receives(&clients[i]);
-			if (pthread_create(&clients[i].thread, NULL, client_run, &clients[i]))
-				die("pthread_create failed");
-		}
+		counter_open(&clients[i], &device);
+		if (i != STUCK)
+			counter_start(&clients[i]);
 		arrive();
 	}
 	serve();
 	for (i = 0; i < CLIENTS; i++) {
 		if (i != STUCK)
-			pthread_join(clients[i].thread, NULL);
-		client_close(&clients[i]);
+			counter_join(&clients[i]);
+		counter_close(&clients[i]);
 	}
 	judge();
 	server_close();
