@@ -176,6 +176,7 @@ step "formatting" cargo fmt --all --check
 step "shell scripts" shell_scripts
 step "headers" scripts/check-header.sh
 step "man pages" scripts/check-man.sh
+step "differences in docs/adopting.md" scripts/check-adopting.sh
 step "symbol map" scripts/check-symbols.sh --map
 step "clippy, both sources of verbs types" clippy
 step "Rust tests" cargo_test --workspace
