@@ -86,6 +86,10 @@ void rc_open(struct rc_device *device)
 
 void rc_close(struct rc_device *device)
 {
+	struct mwctl_sim_misuse misuse;
+
+	while (device->in_process && mwctl_sim_misuse_next(&misuse, sizeof(misuse)))
+		demand(false, "a rule of verbs was broken: %s", misuse.text);
 	if (ibv_close_device(device->verbs))
 		die("ibv_close_device: %s", strerror(errno));
 	device->verbs = NULL;
