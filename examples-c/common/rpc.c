@@ -177,7 +177,7 @@ int rpc_post(struct rpc_connection *connection, struct ibv_send_wr *first, struc
 	int error = ibv_post_send(connection->qp, first, bad);
 
 	connection->server->posts++;
-	connection->dead |= error != 0;
+	connection->dead |= !demand(!error, "a reply can't be posted: %s", strerror(error));
 	return error;
 }
 

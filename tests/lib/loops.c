@@ -65,6 +65,16 @@ static void own_receive(int client)
 	RC_CHECK_EQ(0, ibv_post_recv(house.client[client].pair.server.qp, &wr, &bad));
 }
 
+/* A message that the client has no receive for: what comes behind it stays outstanding. */
+static void block(int client)
+{
+	struct ibv_send_wr wr = {.wr_id = (uintptr_t)op_of(IBV_WC_SEND),
+				 .opcode = IBV_WR_SEND,
+				 .send_flags = IBV_SEND_SIGNALED};
+
+	rc_post(house.client[client].pair.server.qp, &wr);
+}
+
 /* ---- the loops: each looks once, and returns what ibv_poll_cq would have told it ---- */
 
 typedef int (*look_fn)(struct ibv_cq *cq);
@@ -189,12 +199,13 @@ static void under(const char *what, look_fn look, int signal_all)
 		HOUSE_OK(mwctl_revoke(house.ctx, grant, 0, NULL));
 	}
 
-	/* The queue pair dies with requests of both outstanding; all of them are flushed. */
+	/* The queue pair dies with requests of both outstanding. What was posted before is flushed. */
 	own_receive(0);
 	house_grant(&house, 0, 0, 64, HOUSE_WRITE);
-	rc_qp_modify(house.client[0].pair.server.qp, IBV_QPS_ERR);
+	block(0);
 	own_write(0);
 	HOUSE_OK(mwctl_revoke_peer_start(house.ctx, house.client[0].peer, 0, MWCTL_KILL_ALLOWED, on_done, &heard));
+	rc_qp_modify(house.client[0].pair.server.qp, IBV_QPS_ERR);
 	await(look, cq, &heard, calls += 1);
 	RC_CHECK_EQ(MWCTL_STATUS_OK, heard.status);
 	/* What still comes after the peer has left is ours all the same. */
