@@ -171,12 +171,12 @@ int main(int argc, char **argv)
 {
 	static const uint64_t lengths[LENGTHS] = { 64 << 10, 1 << 20, LARGEST };
 	struct figures figures[LENGTHS][2] = { 0 };
-	bool brief = argc == 2 && !strcmp(argv[1], "--short");
-	struct bench bench = { .rounds = brief ? 1 : 5 };
+	bool quick = argc == 2 && !strcmp(argv[1], "--short");
+	struct bench bench = { .rounds = quick ? 1 : 5 };
 	struct rc_device device;
 	size_t pass, i;
 
-	if (argc > 1 && !brief) {
+	if (argc > 1 && !quick) {
 		fprintf(stderr, "usage: accept [--short]\n");
 		return 2;
 	}

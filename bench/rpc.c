@@ -255,14 +255,14 @@ static double larger(double a, double b)
 
 int main(int argc, char **argv)
 {
-	bool brief = argc == 2 && !strcmp(argv[1], "--short");
-	unsigned int requests = brief ? 30 : 500;
+	bool quick = argc == 2 && !strcmp(argv[1], "--short");
+	unsigned int requests = quick ? 30 : 500;
 	struct counts counts[METHODS];
 	double best[METHODS] = { 0 };
 	struct rc_device device;
 	size_t i, round;
 
-	if (argc > 1 && !brief) {
+	if (argc > 1 && !quick) {
 		fprintf(stderr, "usage: rpc [--short]\n");
 		return 2;
 	}

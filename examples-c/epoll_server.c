@@ -55,7 +55,7 @@ static void arrive(void)
 
 /* ---- the server ---- */
 
-struct session {
+struct seat {
 	enum { ABSENT, GRANTING, OPEN, LEAVING, GONE } state;
 	struct ibv_qp *qp;
 	struct mwctl_peer peer;
@@ -73,7 +73,7 @@ static struct server {
 	struct ibv_pd *pd;
 	struct ibv_comp_channel *channel;
 	struct ibv_cq *cq;
-	struct ibv_mr *messages; /* over the sessions */
+	struct ibv_mr *messages; /* over the seats */
 	struct mwctl_context *ctx;
 	struct mwctl_domain domain;
 	struct mwctl_region region;
@@ -83,11 +83,11 @@ static struct server {
 	enum { COUNTING, KICKING, STOPPING } phase;
 	unsigned int killed; /* queue pairs that libmwctl moved to ERR */
 	uint64_t wakeups, begun;
-	struct session sessions[CLIENTS];
+	struct seat seats[CLIENTS];
 } server;
 
 enum { SENT = 1, RECEIVED };
-#define WR_ID(what, session) ((uint64_t)(what) << 32 | (uint64_t)((session) - server.sessions))
+#define WR_ID(what, seat) ((uint64_t)(what) << 32 | (uint64_t)((seat) - server.seats))
 
 static void on_event(void *user, const struct mwctl_event *event)
 {
@@ -118,7 +118,7 @@ static void open_verbs(void)
 	server.cq = ibv_create_cq(device.verbs, cqe, NULL, server.channel, 0);
 	if (!server.pd || !server.channel || !server.cq)
 		die("a PD, a channel and a CQ: %s", strerror(errno));
-	server.messages = ibv_reg_mr(server.pd, server.sessions, sizeof(server.sessions),
+	server.messages = ibv_reg_mr(server.pd, server.seats, sizeof(server.seats),
 				     IBV_ACCESS_LOCAL_WRITE);
 	if (!server.messages || ibv_req_notify_cq(server.cq, 0))
 		die("messages and notification: %s", strerror(errno));
@@ -175,14 +175,14 @@ static void server_close(void)
 	close(server.timer);
 }
 
-/* ---- a session, from its client's arrival to its end ---- */
+/* ---- a seat, from its client's arrival to its end ---- */
 
-static void send_message(struct session *session, const struct counter_message *message)
+static void send_message(struct seat *seat, const struct counter_message *message)
 {
-	struct counter_message *place = &session->sent[message->kind == COUNTER_STOP];
+	struct counter_message *place = &seat->sent[message->kind == COUNTER_STOP];
 	struct ibv_sge sge = { (uintptr_t)place, sizeof(*place), server.messages->lkey };
 	struct ibv_send_wr wr = {
-		.wr_id = WR_ID(SENT, session),
+		.wr_id = WR_ID(SENT, seat),
 		.sg_list = &sge,
 		.num_sge = 1,
 		.opcode = IBV_WR_SEND,
@@ -190,55 +190,59 @@ static void send_message(struct session *session, const struct counter_message *
 	}, *bad;
 
 	*place = *message;
-	demand(!ibv_post_send(session->qp, &wr, &bad), "a message can't be sent");
+	demand(!ibv_post_send(seat->qp, &wr, &bad), "a message can't be sent");
 }
 
 static void on_detached(void *user, mwctl_status status, const mwctl_result *results, size_t n)
 {
-	struct session *session = user;
+	struct seat *seat = user;
 
 	(void)results;
 	(void)n;
 	must(status, "mwctl_peer_detach_start");
-	if (ibv_destroy_qp(session->qp))
+	if (ibv_destroy_qp(seat->qp))
 		die("ibv_destroy_qp: %s", strerror(errno));
-	session->qp = NULL;
-	session->state = GONE;
+	seat->qp = NULL;
+	seat->state = GONE;
 	server.gone++;
-	must(mwctl_block_give(server.ctx, server.region, session->addr, 1), "mwctl_block_give");
+	must(mwctl_block_give(server.ctx, server.region, seat->addr, 1), "mwctl_block_give");
 }
 
 /* Takes back what the client holds and lets go of its queue pair. */
-static void leave(struct session *session)
+static void leave(struct seat *seat)
 {
-	if (session->state >= LEAVING)
+	if (seat->state >= LEAVING)
 		return;
-	session->state = LEAVING;
-	must(mwctl_peer_detach_start(server.ctx, session->peer, 0, on_detached, session),
+	seat->state = LEAVING;
+	must(mwctl_peer_detach_start(server.ctx, seat->peer, 0, on_detached, seat),
 	     "mwctl_peer_detach_start");
 }
 
 static void on_granted(void *user, mwctl_status status, const mwctl_result *results, size_t n)
 {
-	struct session *session = user;
+	struct seat *seat = user;
 
 	if (!demand(status == MWCTL_STATUS_OK && n == 1, "a grant: %s", mwctl_status_text(status)))
-		return leave(session);
-	session->state = OPEN;
-	send_message(session, &(struct counter_message){ .kind = COUNTER_GO, .rkey = results[0].rkey, .addr = session->addr });
+		return leave(seat);
+	seat->state = OPEN;
+	send_message(seat, &(struct counter_message){
+				   .kind = COUNTER_GO,
+				   .rkey = results[0].rkey,
+				   .addr = seat->addr,
+			   });
 }
 
-static void post_receive(struct session *session)
+static void post_receive(struct seat *seat)
 {
-	struct ibv_sge sge = { (uintptr_t)&session->received, sizeof(struct counter_message), server.messages->lkey };
-	struct ibv_recv_wr wr = { .wr_id = WR_ID(RECEIVED, session), .sg_list = &sge, .num_sge = 1 }, *bad;
+	struct ibv_sge sge = { (uintptr_t)&seat->received, sizeof(seat->received), server.messages->lkey };
+	struct ibv_recv_wr wr = { .wr_id = WR_ID(RECEIVED, seat), .sg_list = &sge, .num_sge = 1 }, *bad;
 
-	if (ibv_post_recv(session->qp, &wr, &bad))
+	if (ibv_post_recv(seat->qp, &wr, &bad))
 		die("the server can't post a receive");
 }
 
 /* Connecting and attaching are kernel calls, and all the waiting there is. */
-static void admit(struct session *session, struct counter *client)
+static void admit(struct seat *seat, struct counter *client)
 {
 	const struct mwctl_peer_options options = { .budget = BUDGET };
 	struct ibv_qp_cap cap = {
@@ -250,41 +254,41 @@ static void admit(struct session *session, struct counter *client)
 	struct mwctl_request ask = { .region = server.region, .length = BLOCK };
 
 	must(mwctl_size_queues(BUDGET, &cap, NULL), "mwctl_size_queues");
-	session->qp = rc_qp(&device, server.pd, server.cq, &cap, IBV_ACCESS_REMOTE_WRITE);
-	rc_connect(&device, session->qp, client->qp);
-	post_receive(session);
-	must(mwctl_peer_attach(server.ctx, server.domain, session->qp, &options, sizeof(options),
-			       &session->peer),
+	seat->qp = rc_qp(&device, server.pd, server.cq, &cap, IBV_ACCESS_REMOTE_WRITE);
+	rc_connect(&device, seat->qp, client->qp);
+	post_receive(seat);
+	must(mwctl_peer_attach(server.ctx, server.domain, seat->qp, &options, sizeof(options),
+			       &seat->peer),
 	     "mwctl_peer_attach");
-	must(mwctl_block_take(server.ctx, server.region, 1, &session->addr), "mwctl_block_take");
-	session->count = (uint64_t *)(uintptr_t)session->addr;
-	session->state = GRANTING;
-	ask.peer = session->peer;
-	ask.addr = session->addr;
+	must(mwctl_block_take(server.ctx, server.region, 1, &seat->addr), "mwctl_block_take");
+	seat->count = (uint64_t *)(uintptr_t)seat->addr;
+	seat->state = GRANTING;
+	ask.peer = seat->peer;
+	ask.addr = seat->addr;
 	ask.access = IBV_ACCESS_REMOTE_WRITE;
-	must(mwctl_grant_start(server.ctx, &ask, 1, 0, on_granted, session), "mwctl_grant_start");
+	must(mwctl_grant_start(server.ctx, &ask, 1, 0, on_granted, seat), "mwctl_grant_start");
 	atomic_store(&client->connected, true);
 }
 
 static void on_revoked(void *user, mwctl_status status, const mwctl_result *results, size_t n)
 {
-	struct session *session = user;
+	struct seat *seat = user;
 
 	demand(status == MWCTL_STATUS_OK && n == 1, "a revocation: %s", mwctl_status_text(status));
-	session->revoked = true;
-	session->proof = n == 1 ? results[0].proof : MWCTL_PROOF_NONE;
-	session->revoke_ended = clock_ns();
-	session->count_before = *session->count;
-	session->at_rest = server.memory_at_rest;
-	if (session == &server.sessions[STUCK])
-		leave(session);
+	seat->revoked = true;
+	seat->proof = n == 1 ? results[0].proof : MWCTL_PROOF_NONE;
+	seat->revoke_ended = clock_ns();
+	seat->count_before = *seat->count;
+	seat->at_rest = server.memory_at_rest;
+	if (seat == &server.seats[STUCK])
+		leave(seat);
 }
 
-static void take_back(struct session *session, uint64_t timeout_us)
+static void take_back(struct seat *seat, uint64_t timeout_us)
 {
-	session->revoke_began = clock_ns();
-	must(mwctl_revoke_peer_start(server.ctx, session->peer, timeout_us, MWCTL_KILL_ALLOWED, on_revoked,
-				     session),
+	seat->revoke_began = clock_ns();
+	must(mwctl_revoke_peer_start(server.ctx, seat->peer, timeout_us, MWCTL_KILL_ALLOWED, on_revoked,
+				     seat),
 	     "mwctl_revoke_peer_start");
 }
 
@@ -292,18 +296,18 @@ static void take_back(struct session *session, uint64_t timeout_us)
 
 static void take_completion(const struct ibv_wc *wc)
 {
-	struct session *session = &server.sessions[wc->wr_id & 0xffffffff];
+	struct seat *seat = &server.seats[wc->wr_id & 0xffffffff];
 
-	if (session->state == GONE)
+	if (seat->state == GONE)
 		return;
 	if (wc->status != IBV_WC_SUCCESS) {
 		/* One that broke the rules, or one that libmwctl gave up. */
-		demand(session >= &server.sessions[KICKED], "a good client's connection broke: %s",
+		demand(seat >= &server.seats[KICKED], "a good client's connection broke: %s",
 		       ibv_wc_status_str(wc->status));
-		leave(session);
+		leave(seat);
 	} else if (wc->wr_id >> 32 == RECEIVED) {
-		demand(session->received.kind == COUNTER_BYE, "a strange message");
-		leave(session);
+		demand(seat->received.kind == COUNTER_BYE, "a strange message");
+		leave(seat);
 	}
 }
 
@@ -345,7 +349,7 @@ static void take_async_events(void)
 static void take_arrivals(void)
 {
 	while (server.admitted < atomic_load(&arrived)) {
-		admit(&server.sessions[server.admitted], &clients[server.admitted]);
+		admit(&server.seats[server.admitted], &clients[server.admitted]);
 		server.admitted++;
 	}
 }
@@ -356,8 +360,8 @@ static bool have_written(size_t n)
 	size_t i;
 
 	for (i = 0; i < n; i++)
-		if (!server.sessions[i].count ||
-		    *server.sessions[i].count < server.sessions[i].count_before + WRITES)
+		if (!server.seats[i].count ||
+		    *server.seats[i].count < server.seats[i].count_before + WRITES)
 			return false;
 	return true;
 }
@@ -367,13 +371,13 @@ static void note_counts(void)
 	size_t i;
 
 	for (i = 0; i < GOOD; i++)
-		server.sessions[i].count_before = *server.sessions[i].count;
+		server.seats[i].count_before = *server.seats[i].count;
 }
 
 /* Looks at what the clients do, and decides. */
 static void audit(void)
 {
-	struct session *kicked = &server.sessions[KICKED], *stuck = &server.sessions[STUCK];
+	struct seat *kicked = &server.seats[KICKED], *stuck = &server.seats[STUCK];
 	size_t i;
 
 	if (clock_ns() - server.begun > PATIENCE)
@@ -396,7 +400,7 @@ static void audit(void)
 		if (kicked->state != GONE || stuck->state != GONE || !have_written(GOOD))
 			break;
 		for (i = 0; i < GOOD; i++)
-			send_message(&server.sessions[i], &(struct counter_message){ .kind = COUNTER_STOP });
+			send_message(&server.seats[i], &(struct counter_message){ .kind = COUNTER_STOP });
 		server.phase = STOPPING;
 		break;
 	case STOPPING:
@@ -454,7 +458,7 @@ static void serve(void)
 
 static void judge(void)
 {
-	struct session *kicked = &server.sessions[KICKED], *stuck = &server.sessions[STUCK];
+	struct seat *kicked = &server.seats[KICKED], *stuck = &server.seats[STUCK];
 	size_t i;
 
 	for (i = 0; i < GOOD; i++)
@@ -475,8 +479,8 @@ static void judge(void)
 	       (double)(stuck->revoke_ended - stuck->revoke_began) / NS_PER_MS, STUCK_MS);
 	for (i = 0; i < GOOD; i++)
 		printf("  good client %zu: %llu writes, %llu of them since\n", i,
-		       (unsigned long long)*server.sessions[i].count,
-		       (unsigned long long)(*server.sessions[i].count - server.sessions[i].count_before));
+		       (unsigned long long)*server.seats[i].count,
+		       (unsigned long long)(*server.seats[i].count - server.seats[i].count_before));
 	printf("  the server woke up %llu times\n", (unsigned long long)server.wakeups);
 }
 

@@ -196,11 +196,11 @@ static void scene_cancel(void)
 
 int main(int argc, char **argv)
 {
-	bool brief = argc == 2 && !strcmp(argv[1], "--short");
-	int requests = brief ? 30 : 1000;
+	bool quick = argc == 2 && !strcmp(argv[1], "--short");
+	int requests = quick ? 30 : 1000;
 	size_t i;
 
-	if (argc > 1 && !brief) {
+	if (argc > 1 && !quick) {
 		fprintf(stderr, "usage: rpc_server [--short]\n");
 		return 2;
 	}
