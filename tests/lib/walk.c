@@ -16,6 +16,7 @@
 #include "walk_life.h"
 #include "walk_ops.h"
 #include "walk_traffic.h"
+#include "walk_transfer.h"
 
 #include <inttypes.h>
 #include <signal.h>
@@ -149,7 +150,7 @@ static struct kind {
 	{"revoke-start", walk_revoke_start, 5, false, false},
 	{"revoke-peer", walk_revoke_peer, 1, false, false},
 	{"revoke-range", walk_revoke_range, 2, false, false},
-	{"transfer", walk_transfer, 0, false, false},
+	{"transfer", walk_transfer, 6, false, false},
 	{"prepare", walk_prepare, 7, false, false},
 	{"finish", finish_chain, 8, false, false},
 	{"use", walk_use_key, 20, false, false},
@@ -239,14 +240,14 @@ static void summary(uint64_t steps, double seconds)
 	printf("walk: seed %" PRIu64 ", %" PRIu64 " steps, %.1f s, %.0f a second: %" PRIu64 " grants (%" PRIu64
 	       " failed, %" PRIu64 " timed out), %" PRIu64 " revocations (%" PRIu64 " invalidated, %" PRIu64
 	       " deallocated, %" PRIu64 " fenced, %" PRIu64 " by the peer, %" PRIu64 " never bound, %" PRIu64
-	       " reported open), %" PRIu64 " chains (%" PRIu64 " aborted, %" PRIu64 " cut), %" PRIu64
+	       " reported open), %" PRIu64 " moves, %" PRIu64 " chains (%" PRIu64 " aborted, %" PRIu64 " cut), %" PRIu64
 	       " operations, traffic %" PRIu64 " written %" PRIu64 " read %" PRIu64 " atomic %" PRIu64
 	       " denied %" PRIu64 " torn, %" PRIu64 " application completions (%" PRIu64 " swallowed by faults), %" PRIu64
 	       " clients, %" PRIu64 " killed, %zu keys (%" PRIu64 " again), %" PRIu64 " faults\n",
 	       walk.seed, steps, seconds, (double)steps / seconds, c->grants, c->failed, c->timed_out, c->revocations,
 	       c->proofs[MWCTL_PROOF_INVALIDATED], c->proofs[MWCTL_PROOF_DEALLOCATED],
 	       c->proofs[MWCTL_PROOF_QP_FENCED], c->proofs[MWCTL_PROOF_PEER_INVALIDATED],
-	       c->proofs[MWCTL_PROOF_NEVER_BOUND], c->left_open, c->prepared, c->aborted, c->cut, c->ops, c->landed,
+	       c->proofs[MWCTL_PROOF_NEVER_BOUND], c->left_open, c->moves, c->prepared, c->aborted, c->cut, c->ops, c->landed,
 	       c->reads, c->atomics, c->denied, c->torn, c->app, c->app_lost, c->joins, c->kills, walk.n_keys,
 	       c->keys_again, c->faults);
 }

@@ -5,11 +5,9 @@
 
 #include <string.h>
 
-#define MOST_OPEN 40               /* grants of a client before it gets no more */
-
 /* The clock that the library reads on the device in the process runs by itself only while it is
  * read: there a short wait is many polls. */
-static uint64_t wait_us(void)
+uint64_t walk_wait_us(void)
 {
 	static const uint64_t some[] = {0, 300, 1000};
 
@@ -17,24 +15,24 @@ static uint64_t wait_us(void)
 }
 
 /* For calls that don't wait: over at once, soon, or long after. */
-static uint64_t start_us(void)
+uint64_t walk_start_us(void)
 {
 	static const uint64_t some[] = {0, 20, 500, 60000000};
 
 	return walk.sim ? some[walk_below(4)] : 10000000;
 }
 
-static uint64_t limit_us(uint64_t timeout_us, const struct walk_server *server)
+uint64_t walk_limit_us(uint64_t timeout_us, const struct walk_server *server)
 {
 	return timeout_us ? timeout_us : server->house.options.context.timeout_us;
 }
 
-static int32_t kill_or_not(void)
+int32_t walk_kill_or_not(void)
 {
 	return walk_chance(0.2) ? MWCTL_KILL_NEVER : MWCTL_KILL_ALLOWED;
 }
 
-static bool polls_itself(const struct walk_peer *peer)
+bool walk_polls_itself(const struct walk_peer *peer)
 {
 	return peer->options.polling == MWCTL_POLLING_YOURS;
 }
@@ -49,7 +47,7 @@ static bool would_deadlock(mwctl_status status, bool some, bool all)
 	return status == MWCTL_STATUS_WOULD_DEADLOCK;
 }
 
-static mwctl_status first_failure(const mwctl_result *results, size_t n)
+mwctl_status walk_first_failure(const mwctl_result *results, size_t n)
 {
 	for (size_t i = 0; i < n; i++)
 		if (results[i].status != MWCTL_STATUS_OK)
@@ -66,7 +64,7 @@ static size_t some_requests(int s, mwctl_request *asked)
 	for (size_t i = 0; i < n; i++) {
 		struct walk_peer *peer = walk_some_peer(s);
 
-		if (walk_open_of(peer) < MOST_OPEN)
+		if (walk_open_of(peer) < WALK_MOST_OPEN)
 			asked[got++] = walk_ask(peer);
 	}
 	return got;
@@ -105,12 +103,12 @@ void walk_grant(void)
 	if (!n)
 		return;
 	for (size_t i = 0; i < n; i++) {
-		yours |= polls_itself(asked_peer(s, &asked[i]));
+		yours |= walk_polls_itself(asked_peer(s, &asked[i]));
 		uncertain[i] = walk_uncertain(s, &asked[i]);
 	}
 	walk_say(" grant %zu on server %d, first to peer %d", n, s, asked_peer(s, &asked[0])->index);
-	status = n == 1 ? mwctl_grant(server->house.ctx, asked, wait_us(), results) :
-			  mwctl_grant_batch(server->house.ctx, asked, n, wait_us(), results);
+	status = n == 1 ? mwctl_grant(server->house.ctx, asked, walk_wait_us(), results) :
+			  mwctl_grant_batch(server->house.ctx, asked, n, walk_wait_us(), results);
 	walk_say(": %s", mwctl_status_text(status));
 	if (would_deadlock(status, yours, false))
 		return;
@@ -120,8 +118,8 @@ void walk_grant(void)
 	}
 	WALK_AGREE(!yours, "a waiting grant to a client whose queue this thread polls: \"%s\"",
 		   mwctl_status_text(status));
-	WALK_AGREE(status == first_failure(results, n), "mwctl_grant_batch returned \"%s\", its results say \"%s\"",
-		   mwctl_status_text(status), mwctl_status_text(first_failure(results, n)));
+	WALK_AGREE(status == walk_first_failure(results, n), "mwctl_grant_batch returned \"%s\", its results say \"%s\"",
+		   mwctl_status_text(status), mwctl_status_text(walk_first_failure(results, n)));
 	for (size_t i = 0; i < n; i++) {
 		walk_say(" 0x%llx 0x%x", (unsigned long long)results[i].grant, results[i].rkey);
 		WALK_AGREE(results[i].status != MWCTL_STATUS_RANGE_UNCERTAIN || uncertain[i],
@@ -134,8 +132,8 @@ void walk_grant_start(void)
 {
 	int s = (int)walk_below(WALK_SERVERS);
 	struct walk_server *server = &walk.server[s];
-	uint64_t timeout = start_us();
-	struct walk_op *op = walk_op_begin(WALK_GRANTS, s, limit_us(timeout, server));
+	uint64_t timeout = walk_start_us();
+	struct walk_op *op = walk_op_begin(WALK_GRANTS, s, walk_limit_us(timeout, server));
 	mwctl_status status;
 
 	if (!op)
@@ -145,7 +143,8 @@ void walk_grant_start(void)
 		walk_op_drop(op);
 		return;
 	}
-	memset(op->ids, 0, op->n * sizeof(op->ids[0]));
+	for (size_t i = 0; i < op->n; i++)
+		op->uncertain[i] = walk_uncertain(s, &op->asked[i]);
 	status = mwctl_grant_start(server->house.ctx, op->asked, op->n, timeout, walk_op_done, op);
 	walk_say(" grant start %zu on server %d, first to peer %d, %llu us: %s", op->n, s,
 		 asked_peer(s, &op->asked[0])->index, (unsigned long long)timeout, mwctl_status_text(status));
@@ -173,11 +172,11 @@ void walk_regrant(void)
 	id = grant->id;
 	well = grant->standing == WALK_LIVE && !grant->in_hand && !grant->waits && !walk_hurt(peer);
 	walk_say(" regrant server %d peer %d 0x%llx", peer->server, peer->index, (unsigned long long)id);
-	status = mwctl_regrant(server->house.ctx, id, &asked, wait_us(), results);
+	status = mwctl_regrant(server->house.ctx, id, &asked, walk_wait_us(), results);
 	walk_say(": %s, %s (%s), %s 0x%llx", mwctl_status_text(status), mwctl_status_text(results[0].status),
 		 mwctl_proof_text(results[0].proof), mwctl_status_text(results[1].status),
 		 (unsigned long long)results[1].grant);
-	if (would_deadlock(status, polls_itself(peer), polls_itself(peer) && !walk_hurt(peer)))
+	if (would_deadlock(status, walk_polls_itself(peer), walk_polls_itself(peer) && !walk_hurt(peer)))
 		return;
 	if (results[0].status == MWCTL_STATUS_NOT_POSTED) {
 		/* Nothing was begun. */
@@ -187,10 +186,10 @@ void walk_regrant(void)
 			   mwctl_status_text(status));
 		return;
 	}
-	WALK_AGREE(status == MWCTL_STATUS_OK ? first_failure(results, 2) == status :
+	WALK_AGREE(status == MWCTL_STATUS_OK ? walk_first_failure(results, 2) == status :
 					       status == results[0].status || status == results[1].status,
 		   "mwctl_regrant returned \"%s\", its results say \"%s\"",
-		   mwctl_status_text(status), mwctl_status_text(first_failure(results, 2)));
+		   mwctl_status_text(status), mwctl_status_text(walk_first_failure(results, 2)));
 	WALK_AGREE(results[1].status != MWCTL_STATUS_OK || results[0].status == MWCTL_STATUS_OK,
 		   "the successor of 0x%llx was granted, and it is not gone: \"%s\"", (unsigned long long)id,
 		   mwctl_status_text(results[0].status));
@@ -201,7 +200,7 @@ void walk_regrant(void)
 /* ---- revocations ---- */
 
 /* An id of the past that was the server's. */
-static uint64_t stale_id(int s)
+uint64_t walk_stale_id(int s)
 {
 	for (int i = 0; walk.n_keys && i < 8; i++) {
 		const struct walk_key *key = &walk.keys[walk_below(walk.n_keys)];
@@ -220,7 +219,7 @@ static size_t some_ids(int s, uint64_t *ids)
 		const struct walk_grant *grant = walk_some_grant(walk_some_peer(s));
 
 		if (walk_chance(0.05))
-			ids[got++] = stale_id(s);
+			ids[got++] = walk_stale_id(s);
 		else if (grant)
 			ids[got++] = grant->id;
 	}
@@ -263,19 +262,19 @@ void walk_revoke(void)
 		const struct walk_grant *grant = walk_find(s, ids[i]);
 
 		/* A stale id's window may be anybody's by now. */
-		some |= s == 1 && (!grant || polls_itself(walk_peer_of(grant)));
-		all |= grant && polls_itself(walk_peer_of(grant));
+		some |= s == 1 && (!grant || walk_polls_itself(walk_peer_of(grant)));
+		all |= grant && walk_polls_itself(walk_peer_of(grant));
 	}
 	walk_say(" revoke %zu on server %d, first 0x%llx", n, s, (unsigned long long)ids[0]);
 	if (n == 1 && walk_chance(0.5))
-		status = mwctl_revoke(server->house.ctx, ids[0], wait_us(), results);
+		status = mwctl_revoke(server->house.ctx, ids[0], walk_wait_us(), results);
 	else
-		status = mwctl_revoke_batch(server->house.ctx, ids, n, wait_us(), kill_or_not(), results);
+		status = mwctl_revoke_batch(server->house.ctx, ids, n, walk_wait_us(), walk_kill_or_not(), results);
 	walk_say(": %s", mwctl_status_text(status));
 	if (would_deadlock(status, some, all))
 		return;
-	WALK_AGREE(status == first_failure(results, n), "mwctl_revoke_batch returned \"%s\", its results say \"%s\"",
-		   mwctl_status_text(status), mwctl_status_text(first_failure(results, n)));
+	WALK_AGREE(status == walk_first_failure(results, n), "mwctl_revoke_batch returned \"%s\", its results say \"%s\"",
+		   mwctl_status_text(status), mwctl_status_text(walk_first_failure(results, n)));
 	batch_revoked(s, ids, results, n);
 }
 
@@ -283,7 +282,7 @@ void walk_revoke_start(void)
 {
 	int s = (int)walk_below(WALK_SERVERS);
 	struct walk_server *server = &walk.server[s];
-	uint64_t timeout = start_us(), ids[WALK_BATCH];
+	uint64_t timeout = walk_start_us(), ids[WALK_BATCH];
 	size_t n = some_ids(s, ids), unique = 0;
 	struct walk_op *op;
 	mwctl_status status;
@@ -292,10 +291,10 @@ void walk_revoke_start(void)
 	for (size_t i = 0; i < n; i++)
 		if (!named_before(ids, i) && walk_find(s, ids[i]))
 			ids[unique++] = ids[i];
-	op = unique ? walk_op_begin(WALK_REVOKES, s, limit_us(timeout, server)) : NULL;
+	op = unique ? walk_op_begin(WALK_REVOKES, s, walk_limit_us(timeout, server)) : NULL;
 	if (!op)
 		return;
-	status = mwctl_revoke_start(server->house.ctx, ids, unique, timeout, kill_or_not(), walk_op_done, op);
+	status = mwctl_revoke_start(server->house.ctx, ids, unique, timeout, walk_kill_or_not(), walk_op_done, op);
 	walk_say(" revoke start %zu on server %d, first 0x%llx, %llu us: %s", unique, s, (unsigned long long)ids[0],
 		 (unsigned long long)timeout, mwctl_status_text(status));
 	HOUSE_OK(status);
@@ -349,7 +348,7 @@ static void gather(struct some *some, int s, bool (*which)(const struct walk_gra
 		some->loose += walk_may_end(grant);
 		some->excused |= walk_pressed(walk_peer_of(grant)) || grant->standing == WALK_PREPARED ||
 				 grant->in_hand;
-		some->yours |= polls_itself(walk_peer_of(grant));
+		some->yours |= walk_polls_itself(walk_peer_of(grant));
 	}
 }
 
@@ -389,7 +388,7 @@ void walk_revoke_peer(void)
 {
 	struct walk_peer *peer = walk_some_peer(-1);
 	struct walk_server *server = &walk.server[peer->server];
-	uint64_t timeout = start_us();
+	uint64_t timeout = walk_start_us();
 	struct walk_op *op;
 	struct some some;
 	mwctl_status status;
@@ -398,16 +397,16 @@ void walk_revoke_peer(void)
 	walk_say(" revoke peer %d of server %d", peer->index, peer->server);
 	if (walk_chance(0.5)) {
 		gather(&some, peer->server, is_of, peer);
-		some.yours = polls_itself(peer);
-		status = mwctl_revoke_peer(server->house.ctx, peer->id, wait_us(), kill_or_not(), &n);
+		some.yours = walk_polls_itself(peer);
+		status = mwctl_revoke_peer(server->house.ctx, peer->id, walk_wait_us(), walk_kill_or_not(), &n);
 		many_revoked(&some, status, n);
 		return;
 	}
-	op = walk_op_begin(WALK_REVOKES, peer->server, limit_us(timeout, server));
+	op = walk_op_begin(WALK_REVOKES, peer->server, walk_limit_us(timeout, server));
 	if (!op)
 		return;
 	walk_say(" start, %llu us", (unsigned long long)timeout);
-	HOUSE_OK(mwctl_revoke_peer_start(server->house.ctx, peer->id, timeout, kill_or_not(), walk_op_done, op));
+	HOUSE_OK(mwctl_revoke_peer_start(server->house.ctx, peer->id, timeout, walk_kill_or_not(), walk_op_done, op));
 	walk_op_started(op);
 	walk_op_awaits_all(op, is_of, peer);
 }
@@ -418,7 +417,7 @@ void walk_revoke_range(void)
 	struct walk_server *server = &walk.server[peer->server];
 	mwctl_request any = walk_ask(peer);
 	struct range range = {any.addr, any.length};
-	uint64_t timeout = start_us();
+	uint64_t timeout = walk_start_us();
 	struct walk_op *op;
 	struct some some;
 	mwctl_status status;
@@ -428,25 +427,19 @@ void walk_revoke_range(void)
 		 (unsigned long long)range.length);
 	if (walk_chance(0.5)) {
 		gather(&some, peer->server, touches, &range);
-		status = mwctl_revoke_range(server->house.ctx, any.region, range.addr, range.length, wait_us(),
-					    kill_or_not(), &n);
+		status = mwctl_revoke_range(server->house.ctx, any.region, range.addr, range.length, walk_wait_us(),
+					    walk_kill_or_not(), &n);
 		many_revoked(&some, status, n);
 		return;
 	}
-	op = walk_op_begin(WALK_REVOKES, peer->server, limit_us(timeout, server));
+	op = walk_op_begin(WALK_REVOKES, peer->server, walk_limit_us(timeout, server));
 	if (!op)
 		return;
 	walk_say(" start, %llu us", (unsigned long long)timeout);
 	HOUSE_OK(mwctl_revoke_range_start(server->house.ctx, any.region, range.addr, range.length, timeout,
-					  kill_or_not(), walk_op_done, op));
+					  walk_kill_or_not(), walk_op_done, op));
 	walk_op_started(op);
 	walk_op_awaits_all(op, touches, &range);
-}
-
-/* The place for mwctl_transfer_start and mwctl_transfer: a range that goes from one client to
- * another, whose key begins to work only after the first one's is proved dead. */
-void walk_transfer(void)
-{
 }
 
 /* ---- bad input ---- */
@@ -460,7 +453,7 @@ void walk_bad_call(void)
 	mwctl_request asked = walk_ask(peer);
 	mwctl_result result[2];
 	mwctl_token token = {0};
-	uint64_t id = stale_id(peer->server);
+	uint64_t id = walk_stale_id(peer->server);
 	struct ibv_send_wr wr;
 	mwctl_status status;
 

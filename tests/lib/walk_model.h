@@ -100,7 +100,7 @@ struct walk_counts {
 	uint64_t grants, revocations, proofs[8], left_open, timed_out, failed, refused;
 	uint64_t prepared, committed, aborted, cut;
 	uint64_t landed, denied, reads, atomics, torn, unknown, app, app_lost, invalidated;
-	uint64_t joins, kills, faults, fatal, ops, blocks, keys_again, loose_ended;
+	uint64_t joins, kills, moves, faults, fatal, ops, blocks, keys_again, loose_ended;
 };
 
 struct walk {

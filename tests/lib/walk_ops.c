@@ -24,7 +24,8 @@ void walk_granted(int server, const mwctl_request *asked, const mwctl_result *re
 {
 	struct walk_peer *peer = peer_asked(server, asked);
 	struct walk_grant *grant = NULL;
-	bool excused = !peer || walk_hurt(peer);
+	mwctl_grant_info info;
+	bool excused = !peer || walk_hurt(peer) || (peer->leaving && result->status == MWCTL_STATUS_PEER_LEAVING);
 
 	if (adopted && peer)
 		grant = walk_find(peer->server, adopted);
@@ -72,10 +73,10 @@ void walk_granted(int server, const mwctl_request *asked, const mwctl_result *re
 		peer->tainted |= result->status == MWCTL_STATUS_TIMED_OUT;
 	if (result->grant && peer) {
 		grant = walk_find(peer->server, result->grant);
-		if (!grant) {
-			walk_agree_peer(peer);
-			grant = walk_find(peer->server, result->grant);
-		}
+		/* Bound and lost within one call: its peer's other grants may be that call's, too. */
+		if (!grant && mwctl_grant_info_get(walk.server[server].house.ctx, result->grant, &info, sizeof(info)) ==
+				      MWCTL_STATUS_OK)
+			grant = walk_add(peer, asked, result->grant, info.rkey, WALK_LOOSE);
 	}
 	/* Still there until it is proved gone; on the books or ended already. */
 	if (grant)
@@ -137,6 +138,41 @@ void walk_revoked(int server, uint64_t id, const mwctl_result *result, bool late
 	}
 }
 
+void walk_moved(int server, const uint64_t *ids, const mwctl_request *asked, const uint64_t *begun,
+		const mwctl_result *results, size_t n, bool late)
+{
+	bool waited[WALK_BATCH];
+
+	for (size_t i = 0; i < n; i++) {
+		const struct walk_grant *grant = walk_find(server, ids[i]);
+
+		/* What is in hand, or waits behind it, may take up all of the time. */
+		waited[i] = late || !grant || walk_pressed(walk_peer_of(grant));
+		walk_revoked(server, ids[i], &results[n + i], late);
+	}
+	for (size_t i = 0; i < n; i++) {
+		const mwctl_result *granted = &results[i], *ended = &results[n + i];
+		const struct walk_peer *peer = peer_asked(server, &asked[i]);
+		uint64_t id = begun ? begun[i] : 0;
+
+		WALK_AGREE(granted->status == MWCTL_STATUS_NOT_POSTED || ended->status == MWCTL_STATUS_OK,
+			   "the successor of 0x%llx: \"%s\", and it is not gone: \"%s\"",
+			   (unsigned long long)ids[i], mwctl_status_text(granted->status),
+			   mwctl_status_text(ended->status));
+		if (granted->status != MWCTL_STATUS_NOT_POSTED || id) {
+			walk_granted(server, &asked[i], granted, id, late);
+			continue;
+		}
+		WALK_AGREE(ended->status != MWCTL_STATUS_OK || waited[i] || !peer || walk_hurt(peer),
+			   "0x%llx is proved gone, and server %d peer %d, which is well, did not get its right",
+			   (unsigned long long)ids[i], server, peer->index);
+		WALK_AGREE(!granted->grant && !granted->rkey, "a right that was not posted has id 0x%llx, rkey 0x%x",
+			   (unsigned long long)granted->grant, granted->rkey);
+		walk.counts.failed++;
+	}
+	walk.counts.moves += n;
+}
+
 /* ---- operations ---- */
 
 struct walk_op *walk_op_begin(enum walk_kind kind, int server, uint64_t timeout_us)
@@ -153,6 +189,8 @@ struct walk_op *walk_op_begin(enum walk_kind kind, int server, uint64_t timeout_
 			ops[i].calls = 0;
 			ops[i].status = MWCTL_STATUS_PENDING;
 			ops[i].n = 0;
+			ops[i].peer = NULL;
+			memset(ops[i].begun, 0, sizeof(ops[i].begun));
 			return &ops[i];
 		}
 	return NULL;
@@ -216,6 +254,24 @@ static bool is_for(const struct walk_op *op, uint64_t id)
 	return false;
 }
 
+static bool has_requests(const struct walk_op *op)
+{
+	return op->kind == WALK_GRANTS || op->kind == WALK_MOVES;
+}
+
+static bool is_like(const mwctl_request *a, const mwctl_request *b)
+{
+	return a->peer.id == b->peer.id && a->region.id == b->region.id && a->addr == b->addr &&
+	       a->length == b->length && a->access == b->access;
+}
+
+static bool is_stale(int server, uint64_t id)
+{
+	mwctl_grant_info info;
+
+	return mwctl_grant_info_get(walk.server[server].house.ctx, id, &info, sizeof(info)) == MWCTL_STATUS_STALE_ID;
+}
+
 static void missing_has_ended(const struct walk_op *op, uint64_t id, const mwctl_result *results, size_t n)
 {
 	mwctl_grant_info info;
@@ -225,6 +281,20 @@ static void missing_has_ended(const struct walk_op *op, uint64_t id, const mwctl
 			return;
 	HOUSE_STATUS(MWCTL_STATUS_STALE_ID,
 		     mwctl_grant_info_get(walk.server[op->server].house.ctx, id, &info, sizeof(info)));
+}
+
+/* Two operations may have asked for the same right: which of them got this one shows here. */
+static void named(struct walk_op *op, size_t at, uint64_t id)
+{
+	const mwctl_request *it = &op->asked[at];
+
+	for (int i = 0; id && op->begun[at] != id && i < WALK_OPS; i++)
+		for (size_t k = 0; ops[i].active && has_requests(&ops[i]) && k < ops[i].n; k++)
+			if (ops[i].begun[k] == id && is_like(&ops[i].asked[k], it)) {
+				ops[i].begun[k] = op->begun[at];
+				op->begun[at] = id;
+				return;
+			}
 }
 
 void walk_op_done(void *user, mwctl_status status, const mwctl_result *results, size_t n)
@@ -239,20 +309,32 @@ void walk_op_done(void *user, mwctl_status status, const mwctl_result *results, 
 	walk.counts.ops++;
 	stop_waiting(op);
 	/* What ended as the operation began, by completions that were due, is not among its results. */
-	WALK_AGREE(n == op->n || (op->kind != WALK_GRANTS && n < op->n), "an operation of %zu items ended with %zu",
-		   op->n, n);
+	WALK_AGREE(op->kind == WALK_GRANTS  ? n == op->n :
+		   op->kind == WALK_MOVES ? n == 2 * op->n :
+					      n <= op->n,
+		   "an operation of %zu items ended with %zu", op->n, n);
 	for (size_t i = 0; n < op->n && i < op->n; i++)
 		missing_has_ended(op, op->ids[i], results, n);
 	for (size_t i = 0; i < n; i++) {
 		if (first == MWCTL_STATUS_OK)
 			first = results[i].status;
 		if (op->kind == WALK_GRANTS) {
-			walk_granted(op->server, &op->asked[i], &results[i], op->ids[i], late);
+			named(op, i, results[i].grant);
+			WALK_AGREE(results[i].status != MWCTL_STATUS_RANGE_UNCERTAIN || op->uncertain[i],
+				   "memory was refused that was not uncertain");
+			walk_granted(op->server, &op->asked[i], &results[i], op->begun[i], late);
 			continue;
 		}
+		if (op->kind == WALK_MOVES)
+			continue;
 		WALK_AGREE(is_for(op, results[i].grant), "a revocation ended for grant 0x%llx, which it was not for",
 			   (unsigned long long)results[i].grant);
 		walk_revoked(op->server, results[i].grant, &results[i], late);
+	}
+	if (op->kind == WALK_MOVES) {
+		for (size_t i = 0; i < op->n; i++)
+			named(op, i, results[i].grant);
+		walk_moved(op->server, op->ids, op->asked, op->begun, results, op->n, late);
 	}
 	/* A client that leaves may also be held by a grant of the library's own, which no result tells. */
 	if (op->kind == WALK_DETACH && first == MWCTL_STATUS_OK && status == MWCTL_STATUS_OPEN)
@@ -271,7 +353,7 @@ int walk_ops_active(void)
 	return n;
 }
 
-static const char *const names[] = {"grant", "revocation", "detach"};
+static const char *const names[] = {"grant", "revocation", "detach", "transfer"};
 
 void walk_ops_say(void)
 {
@@ -301,16 +383,15 @@ bool walk_ops_adopt(const struct walk_peer *peer, const mwctl_request *asked, ui
 	for (int i = 0; i < WALK_OPS; i++) {
 		struct walk_op *op = &ops[i];
 
-		if (!op->active || op->kind != WALK_GRANTS || op->server != peer->server)
+		if (!op->active || !has_requests(op) || op->server != peer->server)
 			continue;
 		for (size_t k = 0; k < op->n; k++) {
-			const mwctl_request *it = &op->asked[k];
-
-			if (op->ids[k] || it->peer.id != asked->peer.id || it->region.id != asked->region.id ||
-			    it->addr != asked->addr || it->length != asked->length ||
-			    it->access != asked->access)
+			if (op->begun[k] || !is_like(&op->asked[k], asked))
 				continue;
-			op->ids[k] = id;
+			/* What takes another one's place begins after that has ended. */
+			if (op->kind == WALK_MOVES && !is_stale(op->server, op->ids[k]))
+				continue;
+			op->begun[k] = id;
 			walk_say(" (0x%llx)", (unsigned long long)id);
 			return true;
 		}

@@ -11,7 +11,7 @@
 #define WALK_OPS 64
 #define WALK_BATCH 8
 
-enum walk_kind { WALK_GRANTS, WALK_REVOKES, WALK_DETACH };
+enum walk_kind { WALK_GRANTS, WALK_REVOKES, WALK_DETACH, WALK_MOVES };
 
 struct walk_op {
 	bool active;
@@ -23,8 +23,11 @@ struct walk_op {
 	int calls;
 	mwctl_status status;
 	size_t n;
-	uint64_t ids[WALK_OPEN];       /* the grants to end, or those that began */
+	uint64_t ids[WALK_OPEN];       /* the grants to end */
 	mwctl_request asked[WALK_BATCH];
+	uint64_t begun[WALK_BATCH];    /* the grants that were found for them; 0: none yet */
+	bool uncertain[WALK_BATCH];    /* their memory was reported open as they were asked for */
+	const struct walk_peer *peer;  /* the one that leaves */
 };
 
 /* NULL: enough are under way. */
@@ -55,6 +58,9 @@ bool walk_ops_adopt(const struct walk_peer *peer, const mwctl_request *asked, ui
  * `late`: its deadline may have passed for no fault of the library. */
 void walk_granted(int server, const mwctl_request *asked, const mwctl_result *result, uint64_t adopted,
 		  bool late);
+/* Moves have ended so: `results` are the new grants', then the revocations of `ids`. */
+void walk_moved(int server, const uint64_t *ids, const mwctl_request *asked, const uint64_t *begun,
+		const mwctl_result *results, size_t n, bool late);
 /* A revocation of a grant has ended so. */
 void walk_revoked(int server, uint64_t id, const mwctl_result *result, bool late);
 
