@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 #include "walk_agree.h"
+#include "walk_faults.h"
 #include "walk_model.h"
 #include "walk_ops.h"
 
@@ -227,6 +228,21 @@ void walk_agree(void)
 		range_agrees((int)walk_below(WALK_SERVERS));
 	}
 	walk_agree_misuse();
+}
+
+void walk_agree_life(const struct walk_peer *peer)
+{
+	mwctl_peer_info info;
+	bool in_error;
+
+	if (!peer->id.id || walk_fault_at(peer, MWCTL_SIM_FAIL_QUERY_QP))
+		return;
+	HOUSE_OK(mwctl_peer_info_get(walk.server[peer->server].house.ctx, peer->id, &info, sizeof(info)));
+	in_error = rc_qp_state(peer->client->pair.server.qp) == IBV_QPS_ERR;
+	WALK_AGREE(in_error || (info.life == 1 && !peer->dead), "server %d peer %d is called dead (life %u), and its queue pair lives",
+		   peer->server, peer->index, info.life);
+	WALK_AGREE(!in_error || walk_hurt(peer), "the queue pair of server %d peer %d, which is well, is in error",
+		   peer->server, peer->index);
 }
 
 void walk_agree_bytes(uint64_t addr, uint64_t length)

@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 #include "walk_faults.h"
+#include "walk_calls.h"
 #include "walk_ops.h"
 #include "walk_traffic.h"
+#include "walk_transfer.h"
 
 #include <errno.h>
 #include <string.h>
@@ -140,6 +142,14 @@ bool walk_fault_armed(enum mwctl_sim_fault_kind kind)
 	return false;
 }
 
+bool walk_fault_at(const struct walk_peer *peer, enum mwctl_sim_fault_kind kind)
+{
+	for (int i = 0; i < n_ordered; i++)
+		if (ordered[i].kind == (uint32_t)kind && (!ordered[i].qp_num || ordered[i].qp_num == peer->qp_num))
+			return true;
+	return false;
+}
+
 uint64_t walk_fault_lost(const struct walk_peer *peer)
 {
 	uint64_t n = 0;
@@ -216,47 +226,40 @@ void walk_fault_held_packet(void)
 	WALK_AGREE(!op->active, "the revocation of 0x%llx did not end", (unsigned long long)grant_id);
 }
 
-/* Nothing that a device says after a fatal event is believed; all is proved when it is back. */
+/*
+ * Nothing that a device says after a fatal event is believed. Its successes are made up: no queue pair
+ * goes to ERR and no window is gone; of a queue pair's state it says nothing; it makes no more windows.
+ * What was posted still runs. So whoever is well goes on as before, only a completion is a proof, and
+ * nobody may be called dead that lives.
+ */
 void walk_fault_fatal(void)
 {
-	uint64_t id;
+	static void (*const steps[])(void) = {walk_revoke, walk_revoke_start, walk_revoke_peer, walk_grant, walk_regrant,
+					      walk_transfer, walk_use_key, walk_use_key, walk_use_key};
+	uint64_t id, n = 1 + walk_below(12);
 
-	/* A stalled queue whose move to ERR was faked would go on with windows that are gone by then. */
-	if (walk_fault_armed(MWCTL_SIM_STALL_SQ) || walk_fault_armed(MWCTL_SIM_FAIL_ALLOC_MW) ||
-	    walk_fault_armed(MWCTL_SIM_FAIL_DEALLOC_MW) || walk_chance(0.8))
+	if (walk_chance(0.8))
 		return;
 	walk_say(" fatal:");
 	id = order((struct mwctl_sim_fault){.kind = MWCTL_SIM_DEVICE_FATAL});
 	walk.fatal = true;
 	walk.counts.fatal++;
-	for (int i = 0; i < 6; i++) {
+	for (int s = 0; s < WALK_SERVERS; s++)
+		walk_async_events(s);
+	for (uint64_t i = 0; i < n; i++) {
 		struct walk_peer *peer = walk_some_peer(-1);
-		struct walk_server *server = &walk.server[peer->server];
-		struct walk_grant *grant = walk_some_grant(peer);
-		uint64_t grant_id;
-		mwctl_result result;
 
-		walk_async_events(peer->server);
-		if (!grant || peer->options.polling != MWCTL_POLLING_OURS)
-			continue;
-		grant_id = grant->id;
-		mwctl_revoke(server->house.ctx, grant_id, 1000, &result);
-		walk_say(" server %d peer %d 0x%llx %s (%s)", peer->server, peer->index, (unsigned long long)grant_id,
-			 mwctl_status_text(result.status), mwctl_proof_text(result.proof));
-		WALK_AGREE(result.status != MWCTL_STATUS_OK || result.proof == MWCTL_PROOF_INVALIDATED ||
-				   result.proof == MWCTL_PROOF_NEVER_BOUND,
-			   "grant 0x%llx is proved gone by a device that fakes success: %s",
-			   (unsigned long long)grant_id, mwctl_proof_text(result.proof));
-		walk_revoked(peer->server, grant_id, &result, true);
-		walk_poll(peer, 8);
+		steps[walk_below(sizeof(steps) / sizeof(steps[0]))]();
+		if (walk_chance(0.5))
+			walk_poll(peer, 8);
+		if (walk_chance(0.3))
+			walk_tick(peer->server);
+		walk_agree();
 	}
-	for (int s = 0; s < WALK_SERVERS; s++) {
-		walk_tick(s);
-		for (int p = 0; p < WALK_PEERS; p++)
-			walk.server[s].peer[p].tainted = true;
-	}
-	for (int i = 0; i < 4; i++)
-		walk_use_key();
 	RC_CHECK_EQ(0, mwctl_sim_fault_release(id));
 	walk.fatal = false;
+	walk_say(" recovered");
+	for (int s = 0; s < WALK_SERVERS; s++)
+		for (int p = 0; p < WALK_PEERS; p++)
+			walk_agree_life(&walk.server[s].peer[p]);
 }

@@ -17,6 +17,9 @@ bool walk_fault_armed(enum mwctl_sim_fault_kind kind);
 /* Completions of the queue pair that were swallowed so far. */
 uint64_t walk_fault_lost(const struct walk_peer *peer);
 
+/* Whether what was ordered at the queue pair, or at any, may strike still. */
+bool walk_fault_at(const struct walk_peer *peer, enum mwctl_sim_fault_kind kind);
+
 /* A packet that was let in and is not placed yet: no proof before it is. */
 void walk_fault_held_packet(void);
 /* A device that fakes success. */

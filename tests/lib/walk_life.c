@@ -413,6 +413,7 @@ void walk_quiesce(void)
 
 			WALK_AGREE(info.grants == (uint64_t)walk_open_of(peer), "server %d peer %d: expected %d grants, got %llu",
 				   s, p, walk_open_of(peer), (unsigned long long)info.grants);
+			walk_agree_life(peer);
 			if (walk_hurt(peer))
 				continue;
 			/* Chains without a completion of their own keep their entries until the next one. */

@@ -94,7 +94,7 @@ struct walk_peer *walk_peer_of(const struct walk_grant *grant)
 
 bool walk_hurt(const struct walk_peer *peer)
 {
-	return peer->tainted || peer->dead || walk.fatal;
+	return peer->tainted || peer->dead;
 }
 
 bool walk_pressed(const struct walk_peer *peer)

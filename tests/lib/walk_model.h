@@ -171,6 +171,8 @@ mwctl_request walk_ask(const struct walk_peer *peer);
 /* Everything that is open, each key of this moment and some old ones, some ranges. */
 void walk_agree(void);
 void walk_agree_peer(struct walk_peer *peer);
+/* Who is called dead is dead: the device is asked. */
+void walk_agree_life(const struct walk_peer *peer);
 /* Every byte and every key ever handed out. */
 void walk_agree_fully(void);
 /* The bytes of a range, wherever it lies. */

@@ -101,6 +101,9 @@ void walk_revoked(int server, uint64_t id, const mwctl_result *result, bool late
 		walk.counts.revocations++;
 		if (!grant)
 			return;
+		WALK_AGREE(!walk.fatal || (result->proof != MWCTL_PROOF_DEALLOCATED && result->proof != MWCTL_PROOF_QP_FENCED),
+			   "grant 0x%llx is proved gone by a device that fakes success: \"%s\"",
+			   (unsigned long long)id, mwctl_proof_text(result->proof));
 		WALK_AGREE(late || walk_pressed(peer) || result->proof == MWCTL_PROOF_INVALIDATED ||
 				   result->proof == MWCTL_PROOF_NEVER_BOUND,
 			   "a revocation of server %d peer %d, which is well, is proved by \"%s\"", server,
