@@ -29,6 +29,8 @@ static void info_agrees(struct walk_grant *grant, const mwctl_grant_info *info)
 	if (info->uncertain && !grant->uncertain)
 		grant->uncertain_step = walk.step;
 	grant->uncertain = info->uncertain;
+	if (info->uncertain)
+		walk.server[grant->server].uncertain_step = walk.step;
 	/* What is in hand may be revoked, and that may come to its deadline. */
 	WALK_AGREE(!info->uncertain || grant->due || walk_may_end(grant), "grant 0x%llx of server %d peer %d, %s, is uncertain",
 		   (unsigned long long)grant->id, grant->server, grant->peer, standings[grant->standing]);
@@ -218,6 +220,8 @@ void walk_agree(void)
 
 		for (int p = 0; p < WALK_PEERS; p++)
 			walk_agree_peer(&server->peer[p]);
+		if (server->uncertain_step == walk.step)
+			walk_ops_note_uncertain(s);
 		for (int i = 0; i < server->n_open; i++)
 			key_agrees(s, walk_key_of(server->open[i]->rkey));
 	}

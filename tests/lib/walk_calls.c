@@ -122,8 +122,7 @@ void walk_grant(void)
 		   mwctl_status_text(status), mwctl_status_text(walk_first_failure(results, n)));
 	for (size_t i = 0; i < n; i++) {
 		walk_say(" 0x%llx 0x%x", (unsigned long long)results[i].grant, results[i].rkey);
-		WALK_AGREE(results[i].status != MWCTL_STATUS_RANGE_UNCERTAIN || uncertain[i],
-			   "memory was refused that is not uncertain");
+		walk_certainty_agrees(&results[i], uncertain[i]);
 		walk_granted(s, &asked[i], &results[i], 0, false);
 	}
 }
@@ -180,7 +179,7 @@ void walk_regrant(void)
 		return;
 	if (results[0].status == MWCTL_STATUS_NOT_POSTED) {
 		/* Nothing was begun. */
-		WALK_AGREE(!well || walk_fault_armed(MWCTL_SIM_FAIL_ALLOC_MW) ||
+		WALK_AGREE(!well || walk_fault_armed(MWCTL_SIM_FAIL_ALLOC_MW) || walk.fatal ||
 				   (uncertain && status == MWCTL_STATUS_RANGE_UNCERTAIN),
 			   "a regrant was refused: \"%s\"",
 			   mwctl_status_text(status));
@@ -195,6 +194,7 @@ void walk_regrant(void)
 		   mwctl_status_text(results[0].status));
 	walk_revoked(peer->server, id, &results[0], false);
 	walk_granted(peer->server, &asked, &results[1], 0, false);
+	walk_certainty_of_late(peer->server, &asked, &results[1], uncertain);
 }
 
 /* ---- revocations ---- */

@@ -82,6 +82,7 @@ static bool prepare_binds(struct chain *chain)
 		refused(peer, status, chain->n, chain->n, &pool, &before, uncertain);
 		return false;
 	}
+	WALK_AGREE(!uncertain, "memory was prepared for a grant that was reported open");
 	for (size_t i = 0; i < chain->n; i++) {
 		walk_add(peer, &asked[i], results[i].grant, results[i].rkey, WALK_PREPARED);
 		chain->ids[i] = results[i].grant;
@@ -121,6 +122,7 @@ static bool prepare_invalidates(struct chain *chain)
 	mwctl_result result = {0};
 	mwctl_done_fn done = NULL;
 	size_t ends = chain->what == BOTH ? 1 : chain->n, n = 0;
+	bool uncertain = chain->what == BOTH && walk_uncertain(peer->server, &asked);
 	mwctl_status status;
 
 	for (size_t i = 0; i < ends; i++) {
@@ -155,10 +157,10 @@ static bool prepare_invalidates(struct chain *chain)
 		if (status == MWCTL_STATUS_IN_PROGRESS)
 			in_progress(peer, chain->ids, n);
 		else
-			refused(peer, status, chain->n, chain->what == BOTH, &pool, &before,
-				chain->what == BOTH && walk_uncertain(peer->server, &asked));
+			refused(peer, status, chain->n, chain->what == BOTH, &pool, &before, uncertain);
 		return false;
 	}
+	WALK_AGREE(!uncertain, "memory was prepared for a grant that was reported open");
 	for (size_t i = 0; i < n; i++) {
 		struct walk_grant *grant = walk_find(peer->server, chain->ids[i]);
 

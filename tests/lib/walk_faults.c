@@ -86,6 +86,7 @@ void walk_fault_order(void)
 	if (!kinds[which].global) {
 		fault.qp_num = peer->qp_num;
 		peer->tainted = true;
+		peer->cut |= fault.kind == MWCTL_SIM_CUT_POST;
 	}
 	walk_say(" [%s, server %d peer %d, skip %llu count %llu error %d position %u]", kinds[which].name,
 		 peer->server, peer->index, (unsigned long long)fault.skip, (unsigned long long)fault.count,

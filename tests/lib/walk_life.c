@@ -195,6 +195,7 @@ static mwctl_status detach_by_callback(struct walk_peer *peer)
 		return MWCTL_STATUS_BUSY;
 	HOUSE_OK(mwctl_peer_detach_start(server->house.ctx, peer->id, timeout, walk_op_done, op));
 	walk_op_started(op);
+	op->peer = peer;
 	walk_op_awaits_all(op, is_of, peer);
 	while (op->active) {
 		/* Polled or not, it ends. */

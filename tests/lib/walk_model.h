@@ -66,6 +66,7 @@ struct walk_peer {
 	mwctl_peer_options options;
 	mwctl_peer id;
 	uint32_t qp_num;
+	bool cut;                  /* posts of it may have been cut */
 	bool tainted;              /* a fault was ordered at it, or a deadline passed */
 	bool dead;                 /* its queue pair is in error */
 	bool leaving;
@@ -94,6 +95,7 @@ struct walk_server {
 	struct rc_memory letters;  /* where the clients' SENDs go */
 	uint64_t killed, found_dead, self_ended;
 	uint64_t key_distance;
+	uint64_t uncertain_step;   /* the last one at whose end something was uncertain */
 };
 
 struct walk_counts {
@@ -162,8 +164,10 @@ struct walk_key *walk_key_of(uint32_t rkey);
 enum walk_access walk_expect(const struct walk_peer *peer, uint32_t rkey, uint64_t addr,
 			     uint64_t length, uint32_t right);
 struct walk_region *walk_region_at(int server, uint64_t addr);
-/* Whether memory of the request was reported open, so that it must not be granted. */
+/* Whether memory of the request was reported open, so that it must not be granted: now, as the library
+ * says; or at the end of the last step. */
 bool walk_uncertain(int server, const mwctl_request *asked);
+bool walk_uncertain_before(int server, const mwctl_request *asked);
 mwctl_request walk_ask(const struct walk_peer *peer);
 
 /* ---- agreement ---- */

@@ -41,7 +41,6 @@ void walk_granted(int server, const mwctl_request *asked, const mwctl_result *re
 			return;
 		}
 		WALK_AGREE(peer != NULL, "a grant for a peer that was detached");
-		WALK_AGREE(!walk_uncertain(server, asked), "memory was granted that was reported open");
 		walk_add(peer, asked, result->grant, result->rkey, WALK_LIVE);
 		return;
 	case MWCTL_STATUS_TIMED_OUT:
@@ -141,6 +140,29 @@ void walk_revoked(int server, uint64_t id, const mwctl_result *result, bool late
 	}
 }
 
+void walk_certainty_agrees(const mwctl_result *granted, bool uncertain)
+{
+	WALK_AGREE(granted->status != MWCTL_STATUS_OK || !uncertain, "memory was granted that was reported open");
+	WALK_AGREE(granted->status != MWCTL_STATUS_RANGE_UNCERTAIN || uncertain,
+		   "memory was refused that is not uncertain");
+}
+
+/* What became uncertain and was proved gone within one call is not seen. */
+static bool was_so_of_late(int server)
+{
+	return walk.step - walk.server[server].uncertain_step <= 1;
+}
+
+void walk_certainty_of_late(int server, const mwctl_request *asked, const mwctl_result *granted, bool before)
+{
+	bool now = walk_uncertain(server, asked);
+
+	/* The right is bound somewhere within the call: what is so at its end and was so before was so then. */
+	WALK_AGREE(granted->status != MWCTL_STATUS_OK || !before || !now, "memory was granted that was reported open");
+	WALK_AGREE(granted->status != MWCTL_STATUS_RANGE_UNCERTAIN || before || now || was_so_of_late(server),
+		   "memory was refused that is not uncertain");
+}
+
 void walk_moved(int server, const uint64_t *ids, const mwctl_request *asked, const uint64_t *begun,
 		const mwctl_result *results, size_t n, bool late)
 {
@@ -194,6 +216,7 @@ struct walk_op *walk_op_begin(enum walk_kind kind, int server, uint64_t timeout_
 			ops[i].n = 0;
 			ops[i].peer = NULL;
 			memset(ops[i].begun, 0, sizeof(ops[i].begun));
+			memset(ops[i].uncertain, 0, sizeof(ops[i].uncertain));
 			return &ops[i];
 		}
 	return NULL;
@@ -323,8 +346,7 @@ void walk_op_done(void *user, mwctl_status status, const mwctl_result *results, 
 			first = results[i].status;
 		if (op->kind == WALK_GRANTS) {
 			named(op, i, results[i].grant);
-			WALK_AGREE(results[i].status != MWCTL_STATUS_RANGE_UNCERTAIN || op->uncertain[i],
-				   "memory was refused that was not uncertain");
+			walk_certainty_agrees(&results[i], op->uncertain[i]);
 			walk_granted(op->server, &op->asked[i], &results[i], op->begun[i], late);
 			continue;
 		}
@@ -338,9 +360,14 @@ void walk_op_done(void *user, mwctl_status status, const mwctl_result *results, 
 		for (size_t i = 0; i < op->n; i++)
 			named(op, i, results[i].grant);
 		walk_moved(op->server, op->ids, op->asked, op->begun, results, op->n, late);
+		for (size_t i = 0; i < op->n; i++)
+			WALK_AGREE(results[i].status != MWCTL_STATUS_RANGE_UNCERTAIN || op->uncertain[i] ||
+					   was_so_of_late(op->server) || walk_uncertain(op->server, &op->asked[i]),
+				   "memory was refused that was not uncertain");
 	}
-	/* A client that leaves may also be held by a grant of the library's own, which no result tells. */
-	if (op->kind == WALK_DETACH && first == MWCTL_STATUS_OK && status == MWCTL_STATUS_OPEN)
+	/* A client that leaves may also be held by a grant of the library's own, which no result tells: one
+	 * that was made to bring the completion that a cut post lost. */
+	if (op->kind == WALK_DETACH && op->peer->cut && first == MWCTL_STATUS_OK && status == MWCTL_STATUS_OPEN)
 		first = status;
 	WALK_AGREE(status == first, "an operation ended with \"%s\", its first result with \"%s\"",
 		   mwctl_status_text(status), mwctl_status_text(first));
@@ -381,6 +408,13 @@ void walk_ops_agree(int server, uint64_t now)
 	}
 }
 
+void walk_ops_note_uncertain(int server)
+{
+	for (int i = 0; i < WALK_OPS; i++)
+		for (size_t k = 0; ops[i].active && ops[i].kind == WALK_MOVES && ops[i].server == server && k < ops[i].n; k++)
+			ops[i].uncertain[k] |= walk_uncertain(server, &ops[i].asked[k]);
+}
+
 bool walk_ops_adopt(const struct walk_peer *peer, const mwctl_request *asked, uint64_t id)
 {
 	for (int i = 0; i < WALK_OPS; i++) {
@@ -394,6 +428,10 @@ bool walk_ops_adopt(const struct walk_peer *peer, const mwctl_request *asked, ui
 			/* What takes another one's place begins after that has ended. */
 			if (op->kind == WALK_MOVES && !is_stale(op->server, op->ids[k]))
 				continue;
+			WALK_AGREE(op->kind == WALK_GRANTS ? !op->uncertain[k] :
+							     !(walk_uncertain_before(op->server, asked) &&
+							       walk_uncertain(op->server, asked)),
+				   "memory was granted that was reported open");
 			op->begun[k] = id;
 			walk_say(" (0x%llx)", (unsigned long long)id);
 			return true;

@@ -26,7 +26,8 @@ struct walk_op {
 	uint64_t ids[WALK_OPEN];       /* the grants to end */
 	mwctl_request asked[WALK_BATCH];
 	uint64_t begun[WALK_BATCH];    /* the grants that were found for them; 0: none yet */
-	bool uncertain[WALK_BATCH];    /* their memory was reported open as they were asked for */
+	bool uncertain[WALK_BATCH];    /* their memory was reported open as they were asked for; of moves,
+					* at some time since */
 	const struct walk_peer *peer;  /* the one that leaves */
 };
 
@@ -49,6 +50,8 @@ int walk_ops_active(void);
 void walk_ops_say(void);
 /* Called after a tick or poll that began at `now`: nothing is left whose deadline had passed. */
 void walk_ops_agree(int server, uint64_t now);
+/* Some memory of the server is uncertain: moves that are under way may be refused for that. */
+void walk_ops_note_uncertain(int server);
 /* Whether some operation asked for this grant. */
 bool walk_ops_adopt(const struct walk_peer *peer, const mwctl_request *asked, uint64_t id);
 
@@ -58,6 +61,11 @@ bool walk_ops_adopt(const struct walk_peer *peer, const mwctl_request *asked, ui
  * `late`: its deadline may have passed for no fault of the library. */
 void walk_granted(int server, const mwctl_request *asked, const mwctl_result *result, uint64_t adopted,
 		  bool late);
+/* Uncertain memory is not granted, other memory is not refused for that: of a right that is entered as
+ * the call begins. */
+void walk_certainty_agrees(const mwctl_result *granted, bool uncertain);
+/* … of one that is entered later, once another is gone; `before`: as it stood before the call. */
+void walk_certainty_of_late(int server, const mwctl_request *asked, const mwctl_result *granted, bool before);
 /* Moves have ended so: `results` are the new grants', then the revocations of `ids`. */
 void walk_moved(int server, const uint64_t *ids, const mwctl_request *asked, const uint64_t *begun,
 		const mwctl_result *results, size_t n, bool late);

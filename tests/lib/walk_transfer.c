@@ -135,11 +135,8 @@ static void wait_for(int s, const mwctl_move *moves, size_t n, int32_t kill, mwc
 		   "mwctl_transfer returned \"%s\", its results say \"%s\"", mwctl_status_text(status),
 		   mwctl_status_text(walk_first_failure(results, 2 * n)));
 	walk_moved(s, ids, asked, NULL, results, n, false);
-	/* What was open before and still is was so when the right was bound. */
 	for (size_t i = 0; i < n; i++)
-		WALK_AGREE(results[i].status != MWCTL_STATUS_OK || !uncertain[i] ||
-				   !walk_uncertain(s, &moves[i].to),
-			   "memory was granted that was reported open");
+		walk_certainty_of_late(s, &asked[i], &results[i], uncertain[i]);
 }
 
 static void start(int s, const mwctl_move *moves, size_t n, int32_t kill, mwctl_status bad)
