@@ -36,6 +36,15 @@ enum Fenced {
     No,
 }
 
+/// Whether the QP was moved to ERR just now.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Moved {
+    No,
+    /// The driver says that it did; where the QP is it does not say.
+    Claimed,
+    Seen,
+}
+
 impl Context {
     /// Puts a window in line for deallocation. The peer's lock is held.
     pub fn to_deallocate(&self, index: u32, body: &mut PeerBody, window_index: u32, may_move: bool) {
@@ -73,8 +82,8 @@ impl Context {
         };
         let must_stop = batch.iter().any(|fence| fence.under_way && fence.may_move);
         let (fenced, moved) = match qp {
-            None => (Fenced::Idle, false),
-            Some(qp) => self.fence_qp(index, qp, must_stop),
+            None => (Fenced::Idle, Moved::No),
+            Some(qp) => self.fence_qp(qp, must_stop),
         };
         let mut outcomes: Vec<(u32, std::result::Result<(), Errno>)> = Vec::with_capacity(batch.len());
         for Fence { window, under_way, .. } in &batch {
@@ -88,8 +97,12 @@ impl Context {
             };
             outcomes.push((*window, result));
         }
-        let claims = moved || outcomes.iter().any(|(_, result)| result.is_ok());
+        let claims = moved == Moved::Claimed || outcomes.iter().any(|(_, result)| result.is_ok());
         let trusted = !claims || self.kernel_still_answers(index);
+        let killed = moved == Moved::Seen || moved == Moved::Claimed && trusted;
+        if killed {
+            self.tell_killed(index);
+        }
         let proof = if fenced == Fenced::InErr { Proof::QpFenced } else { Proof::Deallocated };
         let mut body = peer.body.lock();
         for (window, result) in outcomes {
@@ -102,12 +115,12 @@ impl Context {
                 Err(error) => self.report_open(window, error.0),
             }
         }
-        if moved && trusted && matches!(body.life, Life::Live | Life::Connecting) {
+        if killed && matches!(body.life, Life::Live | Life::Connecting) {
             // The application has heard of it: no event says so again.
             body.life = Life::Dead;
             self.peer_lost(index, &mut body, Life::Dead);
         }
-        let lives = must_stop && fenced == Fenced::No || moved && !trusted;
+        let lives = must_stop && fenced == Fenced::No || moved == Moved::Claimed && !trusted;
         if lives && body.life == Life::Dead {
             // It could not be moved, or that was made up: it is to be asked before it is used again.
             body.life = Life::Live;
@@ -120,25 +133,26 @@ impl Context {
         }
     }
 
-    /// Finds out whether the QP still executes; if it must not, moves it to ERR. Also whether it was
-    /// moved.
-    fn fence_qp(&self, index: u32, qp: Qp, must_stop: bool) -> (Fenced, bool) {
-        let state = qp.query().map(|facts| facts.state);
-        match state {
-            Ok(verbs::IBV_QPS_ERR) => (Fenced::InErr, false),
-            Ok(verbs::IBV_QPS_RESET | verbs::IBV_QPS_INIT) => (Fenced::Idle, false),
-            _ if !must_stop => (Fenced::No, false),
-            _ => match qp.move_to_err() {
-                Ok(()) => {
-                    count(&self.counters.peers_killed);
-                    let qp_num = self.peers.at(index).qp_num.load(Ordering::Acquire);
-                    let peer = self.peer_id(index);
-                    self.event(Event { kind: EventKind::PeerKilled, qp_num, peer, grant: 0 });
-                    (Fenced::InErr, true)
-                }
-                Err(_) => (Fenced::No, false),
-            },
+    /// Finds out whether the QP still executes; if it must not, moves it to ERR.
+    fn fence_qp(&self, qp: Qp, must_stop: bool) -> (Fenced, Moved) {
+        match qp.query().map(|facts| facts.state) {
+            Ok(verbs::IBV_QPS_ERR) => return (Fenced::InErr, Moved::No),
+            Ok(verbs::IBV_QPS_RESET | verbs::IBV_QPS_INIT) => return (Fenced::Idle, Moved::No),
+            _ if !must_stop || qp.move_to_err().is_err() => return (Fenced::No, Moved::No),
+            _ => {}
         }
+        // It may be made up: windows with a request outstanding are touched only if it isn't.
+        match qp.query().map(|facts| facts.state) {
+            Ok(verbs::IBV_QPS_ERR) => (Fenced::InErr, Moved::Seen),
+            Err(_) if !self.fatal.load(Ordering::Acquire) => (Fenced::InErr, Moved::Claimed),
+            _ => (Fenced::No, Moved::No),
+        }
+    }
+
+    fn tell_killed(&self, index: u32) {
+        count(&self.counters.peers_killed);
+        let qp_num = self.peers.at(index).qp_num.load(Ordering::Acquire);
+        self.event(Event { kind: EventKind::PeerKilled, qp_num, peer: self.peer_id(index), grant: 0 });
     }
 
     /// After a fatal event some drivers report success for destroying keys that live on; creating

@@ -145,13 +145,14 @@ static void device_fatal(void)
 static void move_made_up(void)
 {
 	mwctl_result old = house_grant(&house, 0, 65536, 4096, HOUSE_WRITE), out;
-	uint64_t fatal;
+	uint64_t fatal, killed = house_stats(&house).peers_killed;
 
 	trouble_block(&house, 0);
 	fatal = trouble_order(MWCTL_SIM_DEVICE_FATAL, NULL, 0, 0);
 	HOUSE_STATUS(MWCTL_STATUS_OPEN, mwctl_revoke(house.ctx, old.grant, 50000, &out));
 	RC_CHECK_EQ(MWCTL_PROOF_NONE, out.proof);
 	RC_CHECK_EQ(1, house_peer(&house, 0).life);
+	RC_CHECK_EQ(killed, house_stats(&house).peers_killed);
 	HOUSE_WRITE_LANDS(&house, 0, 65536, old.rkey, 0x61);
 	check_withheld(65536);
 	trouble_release(fatal);
