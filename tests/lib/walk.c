@@ -12,6 +12,7 @@
  */
 #include "walk_calls.h"
 #include "walk_chains.h"
+#include "walk_clock.h"
 #include "walk_faults.h"
 #include "walk_life.h"
 #include "walk_ops.h"
@@ -20,77 +21,15 @@
 
 #include <inttypes.h>
 #include <signal.h>
-#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/random.h>
-#include <sys/syscall.h>
 #include <sys/time.h>
-#include <time.h>
 #include <unistd.h>
 
 #define LOOK_AT_ALL 4096           /* steps between two looks at every byte and key */
 #define LOOK_AT_BYTES 128
 #define STUCK_S 30                 /* a step that takes so long hangs */
-
-/* ---- the clock and the entropy of the process ---- */
-
-/* Every look at the clock takes so long: a call with a deadline ends after so many looks. */
-#define LOOK_NS 1000
-
-static atomic_uint_fast64_t virtual_ns;
-static bool is_virtual;
-
-static int real_time(clockid_t clock, struct timespec *at)
-{
-	return (int)syscall(SYS_clock_gettime, clock, at);
-}
-
-int clock_gettime(clockid_t clock, struct timespec *at)
-{
-	uint64_t now;
-
-	if (!is_virtual)
-		return real_time(clock, at);
-	now = atomic_fetch_add(&virtual_ns, LOOK_NS);
-	at->tv_sec = (time_t)(now / 1000000000);
-	at->tv_nsec = (long)(now % 1000000000);
-	return 0;
-}
-
-uint64_t walk_now(void)
-{
-	struct timespec now;
-
-	if (is_virtual)
-		return atomic_load(&virtual_ns);
-	real_time(CLOCK_MONOTONIC, &now);
-	return (uint64_t)now.tv_sec * 1000000000 + (uint64_t)now.tv_nsec;
-}
-
-void walk_pass(uint64_t ns)
-{
-	if (is_virtual)
-		atomic_fetch_add(&virtual_ns, ns);
-}
-
-static double real_seconds(void)
-{
-	struct timespec now;
-
-	real_time(CLOCK_MONOTONIC, &now);
-	return (double)now.tv_sec + (double)now.tv_nsec / 1e9;
-}
-
-ssize_t getrandom(void *buffer, size_t length, unsigned int flags)
-{
-	if (!is_virtual)
-		return syscall(SYS_getrandom, buffer, length, flags);
-	for (size_t i = 0; i < length; i++)
-		((uint8_t *)buffer)[i] = (uint8_t)(walk.seed >> (i % 8 * 8));
-	return (ssize_t)length;
-}
 
 /* ---- steps ---- */
 
@@ -288,7 +227,7 @@ int main(int argc, char **argv)
 
 	walk.sim = mwctl_sim_present();
 	walk.faults = walk.sim ? 0.02 : 0;
-	walk.seed = (uint64_t)(real_seconds() * 1e6);
+	walk.seed = (uint64_t)(walk_real_seconds() * 1e6);
 	for (int i = 1; i < argc; i++) {
 		if (strcmp(argv[i], "--steps") == 0)
 			chosen_steps = strtoull(value_of(argc, argv, &i), NULL, 0);
@@ -313,7 +252,7 @@ int main(int argc, char **argv)
 			kinds[i].weight = 0;
 	walk.random = walk.seed;
 	if (walk.sim) {
-		is_virtual = true;
+		walk_clock_own(walk.seed);
 		RC_CHECK_EQ(0, mwctl_sim_model_get(&model, sizeof(model)));
 		model.seed = walk.seed;
 		RC_CHECK_EQ(0, mwctl_sim_model_set(&model, sizeof(model)));
@@ -325,7 +264,7 @@ int main(int argc, char **argv)
 	watch();
 	walk_next_line();
 	walk_open_servers();
-	started = real_seconds();
+	started = walk_real_seconds();
 	for (walk.step = 1; walk.step <= steps; walk.step++) {
 		step();
 		if (trace)
@@ -334,6 +273,6 @@ int main(int argc, char **argv)
 	walk_next_line();
 	walk_close_servers();
 	told = true;
-	summary(steps, real_seconds() - started);
+	summary(steps, walk_real_seconds() - started);
 	return 0;
 }

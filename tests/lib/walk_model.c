@@ -302,7 +302,7 @@ struct walk_region *walk_region_at(int server, uint64_t addr)
 	return NULL;
 }
 
-static bool touches(const struct walk_grant *grant, const mwctl_request *asked)
+bool walk_touches(const struct walk_grant *grant, const mwctl_request *asked)
 {
 	return grant->addr < asked->addr + asked->length && asked->addr < grant->addr + grant->length;
 }
@@ -314,7 +314,7 @@ bool walk_uncertain(int server, const mwctl_request *asked)
 	for (int i = 0; i < it->n_open; i++) {
 		mwctl_grant_info info;
 
-		if (touches(it->open[i], asked) &&
+		if (walk_touches(it->open[i], asked) &&
 		    mwctl_grant_info_get(it->house.ctx, it->open[i]->id, &info, sizeof(info)) == MWCTL_STATUS_OK &&
 		    info.uncertain)
 			return true;
@@ -327,7 +327,7 @@ bool walk_uncertain_before(int server, const mwctl_request *asked)
 	const struct walk_server *it = &walk.server[server];
 
 	for (int i = 0; i < it->n_open; i++)
-		if (it->open[i]->uncertain && it->open[i]->uncertain_step < walk.step && touches(it->open[i], asked))
+		if (it->open[i]->uncertain && it->open[i]->uncertain_step < walk.step && walk_touches(it->open[i], asked))
 			return true;
 	return false;
 }

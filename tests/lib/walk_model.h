@@ -7,6 +7,7 @@
 #define WALK_MODEL_H
 
 #include "house.h"
+#include "walk_clock.h"
 
 #define WALK_SERVERS 2
 #define WALK_PEERS 4               /* a server */
@@ -137,10 +138,6 @@ void walk_tell_trace(void);
 /* A disagreement: ends the process. */
 _Noreturn void walk_differ(const char *format, ...) __attribute__((format(printf, 1, 2)));
 #define WALK_AGREE(condition, ...) ((condition) ? (void)0 : walk_differ(__VA_ARGS__))
-/* Nanoseconds of the clock that the library reads. */
-uint64_t walk_now(void);
-/* On the device in the process: so much passes. */
-void walk_pass(uint64_t ns);
 
 /* ---- the model ---- */
 
@@ -164,6 +161,7 @@ struct walk_key *walk_key_of(uint32_t rkey);
 enum walk_access walk_expect(const struct walk_peer *peer, uint32_t rkey, uint64_t addr,
 			     uint64_t length, uint32_t right);
 struct walk_region *walk_region_at(int server, uint64_t addr);
+bool walk_touches(const struct walk_grant *grant, const mwctl_request *asked);
 /* Whether memory of the request was reported open, so that it must not be granted: now, as the library
  * says; or at the end of the last step. */
 bool walk_uncertain(int server, const mwctl_request *asked);

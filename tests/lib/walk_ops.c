@@ -82,6 +82,15 @@ void walk_granted(int server, const mwctl_request *asked, const mwctl_result *re
 		grant->standing = WALK_LOOSE;
 }
 
+/* Moves that are under way may have been refused for it, also if it has been proved gone since. */
+static void was_reported_open(int server, const struct walk_grant *grant)
+{
+	for (int i = 0; i < WALK_OPS; i++)
+		for (size_t k = 0; ops[i].active && ops[i].kind == WALK_MOVES && ops[i].server == server && k < ops[i].n; k++)
+			ops[i].uncertain[k] |= !grant || walk_touches(grant, &ops[i].asked[k]);
+	walk.server[server].uncertain_step = walk.step;
+}
+
 void walk_revoked(int server, uint64_t id, const mwctl_result *result, bool late)
 {
 	struct walk_grant *grant = walk_find(server, id);
@@ -120,6 +129,7 @@ void walk_revoked(int server, uint64_t id, const mwctl_result *result, bool late
 		return;
 	case MWCTL_STATUS_OPEN:
 		walk.counts.left_open++;
+		was_reported_open(server, grant);
 		if (!grant)
 			return;
 		WALK_AGREE(late || walk_pressed(peer) || grant->standing == WALK_PREPARED || grant->in_hand,
