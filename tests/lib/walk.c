@@ -27,8 +27,7 @@
 #include <sys/time.h>
 #include <unistd.h>
 
-#define LOOK_AT_ALL 4096           /* steps between two looks at every byte and key */
-#define LOOK_AT_BYTES 128
+#define LOOK_AT_ALL 4096           /* steps between two looks at every key that ever was */
 #define STUCK_S 30                 /* a step that takes so long hangs */
 
 /* ---- steps ---- */
@@ -126,10 +125,8 @@ static void step(void)
 	kinds[kind].take();
 	walk_faults_tidy();
 	walk_agree();
-	if (walk.step % LOOK_AT_BYTES == 0)
-		for (int s = 0; s < WALK_SERVERS; s++)
-			for (int r = 0; r < WALK_REGIONS; r++)
-				walk_agree_bytes(walk.server[s].region[r].addr, walk.server[s].region[r].length);
+	walk_try_keys();
+	walk_agree_memory();
 	if (walk.step % LOOK_AT_ALL == LOOK_AT_ALL - 1)
 		walk_quiesce();
 }

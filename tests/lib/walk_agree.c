@@ -273,11 +273,16 @@ void walk_agree_bytes(uint64_t addr, uint64_t length)
 		}
 }
 
-void walk_agree_fully(void)
+void walk_agree_memory(void)
 {
 	for (int s = 0; s < WALK_SERVERS; s++)
 		for (int r = 0; r < WALK_REGIONS; r++)
 			walk_agree_bytes(walk.server[s].region[r].addr, walk.server[s].region[r].length);
+}
+
+void walk_agree_fully(void)
+{
+	walk_agree_memory();
 	for (size_t i = 0; i < walk.n_keys; i++)
 		dead_key_agrees(&walk.keys[i]);
 }

@@ -6,12 +6,19 @@
 #include <string.h>
 
 /* The clock that the library reads on the device in the process runs by itself only while it is
- * read: there a short wait is many polls. */
-uint64_t walk_wait_us(void)
+ * read: there a short wait is many polls. A real device gets enough time for anything that can end,
+ * and not more for what waits for a chain in this very thread's hands. */
+uint64_t walk_wait_us(bool in_vain)
 {
 	static const uint64_t some[] = {0, 300, 1000};
 
-	return walk.sim ? some[walk_below(3)] : 0;
+	return walk.sim ? some[walk_below(3)] : in_vain ? 200000 : 0;
+}
+
+/* … which has no company, whose deadline would be cut short with it. */
+bool walk_fits_in(const struct walk_peer *peer, size_t n)
+{
+	return walk.sim || n == 1 || !walk_pressed(peer);
 }
 
 /* For calls that don't wait: over at once, soon, or long after. */
@@ -64,7 +71,7 @@ static size_t some_requests(int s, mwctl_request *asked)
 	for (size_t i = 0; i < n; i++) {
 		struct walk_peer *peer = walk_some_peer(s);
 
-		if (walk_open_of(peer) < WALK_MOST_OPEN)
+		if (walk_open_of(peer) < WALK_MOST_OPEN && walk_fits_in(peer, n))
 			asked[got++] = walk_ask(peer);
 	}
 	return got;
@@ -98,17 +105,18 @@ void walk_grant(void)
 	mwctl_result results[WALK_BATCH];
 	size_t n = some_requests(s, asked);
 	mwctl_status status;
-	bool yours = false, uncertain[WALK_BATCH];
+	bool yours = false, in_vain = false, uncertain[WALK_BATCH];
 
 	if (!n)
 		return;
 	for (size_t i = 0; i < n; i++) {
+		in_vain |= walk_pressed(asked_peer(s, &asked[i]));
 		yours |= walk_polls_itself(asked_peer(s, &asked[i]));
 		uncertain[i] = walk_uncertain(s, &asked[i]);
 	}
 	walk_say(" grant %zu on server %d, first to peer %d", n, s, asked_peer(s, &asked[0])->index);
-	status = n == 1 ? mwctl_grant(server->house.ctx, asked, walk_wait_us(), results) :
-			  mwctl_grant_batch(server->house.ctx, asked, n, walk_wait_us(), results);
+	status = n == 1 ? mwctl_grant(server->house.ctx, asked, walk_wait_us(in_vain), results) :
+			  mwctl_grant_batch(server->house.ctx, asked, n, walk_wait_us(in_vain), results);
 	walk_say(": %s", mwctl_status_text(status));
 	if (would_deadlock(status, yours, false))
 		return;
@@ -171,7 +179,7 @@ void walk_regrant(void)
 	id = grant->id;
 	well = grant->standing == WALK_LIVE && !grant->in_hand && !grant->waits && !walk_hurt(peer);
 	walk_say(" regrant server %d peer %d 0x%llx", peer->server, peer->index, (unsigned long long)id);
-	status = mwctl_regrant(server->house.ctx, id, &asked, walk_wait_us(), results);
+	status = mwctl_regrant(server->house.ctx, id, &asked, walk_wait_us(walk_pressed(peer)), results);
 	walk_say(": %s, %s (%s), %s 0x%llx", mwctl_status_text(status), mwctl_status_text(results[0].status),
 		 mwctl_proof_text(results[0].proof), mwctl_status_text(results[1].status),
 		 (unsigned long long)results[1].grant);
@@ -220,7 +228,7 @@ static size_t some_ids(int s, uint64_t *ids)
 
 		if (walk_chance(0.05))
 			ids[got++] = walk_stale_id(s);
-		else if (grant)
+		else if (grant && walk_fits_in(walk_peer_of(grant), n))
 			ids[got++] = grant->id;
 	}
 	return got;
@@ -253,7 +261,7 @@ void walk_revoke(void)
 	uint64_t ids[WALK_BATCH];
 	mwctl_result results[WALK_BATCH];
 	size_t n = some_ids(s, ids);
-	bool some = false, all = false;
+	bool some = false, all = false, in_vain = false;
 	mwctl_status status;
 
 	if (!n)
@@ -264,12 +272,13 @@ void walk_revoke(void)
 		/* A stale id's window may be anybody's by now. */
 		some |= s == 1 && (!grant || walk_polls_itself(walk_peer_of(grant)));
 		all |= grant && walk_polls_itself(walk_peer_of(grant));
+		in_vain |= grant && walk_pressed(walk_peer_of(grant));
 	}
 	walk_say(" revoke %zu on server %d, first 0x%llx", n, s, (unsigned long long)ids[0]);
 	if (n == 1 && walk_chance(0.5))
-		status = mwctl_revoke(server->house.ctx, ids[0], walk_wait_us(), results);
+		status = mwctl_revoke(server->house.ctx, ids[0], walk_wait_us(in_vain), results);
 	else
-		status = mwctl_revoke_batch(server->house.ctx, ids, n, walk_wait_us(), walk_kill_or_not(), results);
+		status = mwctl_revoke_batch(server->house.ctx, ids, n, walk_wait_us(in_vain), walk_kill_or_not(), results);
 	walk_say(": %s", mwctl_status_text(status));
 	if (would_deadlock(status, some, all))
 		return;
@@ -398,7 +407,7 @@ void walk_revoke_peer(void)
 	if (walk_chance(0.5)) {
 		gather(&some, peer->server, is_of, peer);
 		some.yours = walk_polls_itself(peer);
-		status = mwctl_revoke_peer(server->house.ctx, peer->id, walk_wait_us(), walk_kill_or_not(), &n);
+		status = mwctl_revoke_peer(server->house.ctx, peer->id, walk_wait_us(some.excused), walk_kill_or_not(), &n);
 		many_revoked(&some, status, n);
 		return;
 	}
@@ -425,9 +434,9 @@ void walk_revoke_range(void)
 
 	walk_say(" revoke range of server %d 0x%llx+%llu", peer->server, (unsigned long long)range.addr,
 		 (unsigned long long)range.length);
-	if (walk_chance(0.5)) {
-		gather(&some, peer->server, touches, &range);
-		status = mwctl_revoke_range(server->house.ctx, any.region, range.addr, range.length, walk_wait_us(),
+	gather(&some, peer->server, touches, &range);
+	if (walk_chance(0.5) && (walk.sim || !some.excused || some.n == 1)) {
+		status = mwctl_revoke_range(server->house.ctx, any.region, range.addr, range.length, walk_wait_us(some.excused),
 					    walk_kill_or_not(), &n);
 		many_revoked(&some, status, n);
 		return;

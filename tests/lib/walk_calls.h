@@ -18,7 +18,9 @@ void walk_bad_call(void);          /* refused, and nothing changes */
 
 /* ---- what calls are made with, and what they may say ---- */
 
-uint64_t walk_wait_us(void);       /* a timeout for calls that wait */
+uint64_t walk_wait_us(bool in_vain); /* a timeout for calls that wait */
+/* Whether a call that waits may be made of it and n - 1 others. */
+bool walk_fits_in(const struct walk_peer *peer, size_t n);
 uint64_t walk_start_us(void);      /* … and for those that don't: over at once, soon, or long after */
 uint64_t walk_limit_us(uint64_t timeout_us, const struct walk_server *server);
 int32_t walk_kill_or_not(void);

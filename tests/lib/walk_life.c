@@ -10,8 +10,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define HOUSE_BYTES (256 << 10)
-#define BLOCKS 64
+#define HOUSE_BYTES (48 << 10)
+#define BLOCKS 48
 #define WAIT_US 1000
 #define LETTER 64
 #define ROUNDS 64                  /* after which only deadlines end what is under way */

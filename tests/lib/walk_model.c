@@ -257,6 +257,8 @@ void walk_end(struct walk_grant *grant, mwctl_proof proof)
 			break;
 		}
 	server->spare[server->n_spare++] = grant;
+	if (server->n_ended < WALK_ENDED)
+		server->ended[server->n_ended++] = grant->rkey;
 	walk.counts.proofs[proof]++;
 }
 

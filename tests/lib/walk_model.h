@@ -13,7 +13,8 @@
 #define WALK_PEERS 4               /* a server */
 #define WALK_REGIONS 2             /* a server: the house's, and one cut in blocks */
 #define WALK_OPEN 768              /* grants that are open at a time, a server */
-#define WALK_BLOCK 16384
+#define WALK_ENDED 64
+#define WALK_BLOCK 2048
 #define WALK_APP 8                 /* application requests under way, a queue */
 #define WALK_TRACE 30              /* steps that are told after a disagreement */
 
@@ -38,6 +39,7 @@ struct walk_grant {
 	enum walk_standing standing;
 	int waits;                 /* operations that will report its end */
 	uint64_t due;              /* the first of their deadlines; 0: none */
+	bool tried;                /* its key was used since it works */
 	bool posted;               /* a prepared bind that was posted */
 	bool in_hand;              /* its LOCAL_INV is prepared */
 	bool confirmed, uncertain; /* as the library said last */
@@ -90,6 +92,8 @@ struct walk_server {
 	struct walk_peer peer[WALK_PEERS];
 	struct walk_grant *open[WALK_OPEN];
 	int n_open;
+	uint32_t ended[WALK_ENDED];    /* keys that ended in this step */
+	int n_ended;
 	struct walk_grant slot[WALK_OPEN];
 	struct walk_grant *spare[WALK_OPEN];
 	int n_spare;
@@ -175,7 +179,9 @@ void walk_agree(void);
 void walk_agree_peer(struct walk_peer *peer);
 /* Who is called dead is dead: the device is asked. */
 void walk_agree_life(const struct walk_peer *peer);
-/* Every byte and every key ever handed out. */
+/* Every byte. */
+void walk_agree_memory(void);
+/* … and every key ever handed out. */
 void walk_agree_fully(void);
 /* The bytes of a range, wherever it lies. */
 void walk_agree_bytes(uint64_t addr, uint64_t length);

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #define MOST_BYTES 4096
+#define ALL_RIGHTS (HOUSE_RW | (uint32_t)IBV_ACCESS_REMOTE_ATOMIC)
 
 /* ---- clients ---- */
 
@@ -136,6 +137,49 @@ static uint64_t some_part(enum ibv_wr_opcode opcode, uint64_t *addr, uint64_t le
 	return length < MOST_BYTES ? length : MOST_BYTES;
 }
 
+/* Whoever held the key last, if it is still there, tries it. */
+static void try_by_holder(const struct walk_key *key)
+{
+	for (int p = 0; p < WALK_PEERS; p++) {
+		struct walk_peer *peer = &walk.server[key->server].peer[p];
+
+		if (peer->id.id == key->peer && !peer->dead)
+			walk_access(peer, some_opcode(ALL_RIGHTS), key->rkey, (key->addr + 7) & ~UINT64_C(7), 8);
+	}
+}
+
+/* What begins to work works; what has ended is tried sometimes only, for it costs the client. */
+void walk_try_keys(void)
+{
+	for (int s = 0; s < WALK_SERVERS; s++) {
+		struct walk_server *server = &walk.server[s];
+
+		for (int i = 0; i < server->n_open; i++) {
+			struct walk_grant *grant = server->open[i];
+			struct walk_peer *peer = walk_peer_of(grant);
+			uint64_t addr = grant->addr, length;
+			enum ibv_wr_opcode opcode;
+
+			if (grant->tried || walk_expect(peer, grant->rkey, addr, 1, 0) != WALK_YES)
+				continue;
+			grant->tried = true;
+			opcode = some_opcode(grant->access);
+			length = some_part(opcode, &addr, grant->length);
+			if (length > 8)
+				length = 8;
+			if (length)
+				walk_access(peer, opcode, grant->rkey, addr, length);
+		}
+		for (int i = 0; i < server->n_ended; i++) {
+			const struct walk_key *key = walk_key_of(server->ended[i]);
+
+			if (walk_chance(0.03) && !key->grant)
+				try_by_holder(key);
+		}
+		server->n_ended = 0;
+	}
+}
+
 void walk_use_key(void)
 {
 	struct walk_peer *peer = walk_some_peer(-1);
@@ -212,7 +256,7 @@ void walk_misuse_key(void)
 	const struct walk_grant *grant;
 	const struct walk_key *key;
 	uint64_t addr, length, what = walk_below(4);
-	enum ibv_wr_opcode opcode = some_opcode(7);
+	enum ibv_wr_opcode opcode = some_opcode(ALL_RIGHTS);
 
 	if (what == 0) {
 		/* Soft-RoCE checks the region's bounds, not the window's. */
@@ -239,7 +283,7 @@ void walk_misuse_key(void)
 	if (what == 2) {
 		grant = walk_some_grant(peer);
 		walk_say(" wrong right");
-		if (!grant || grant->access == (HOUSE_RW | (uint32_t)IBV_ACCESS_REMOTE_ATOMIC))
+		if (!grant || grant->access == ALL_RIGHTS)
 			return;
 		opcode = some_opcode(~grant->access);
 		addr = grant->addr;

@@ -12,6 +12,8 @@ void walk_misuse_key(void);
 /* One access; the model says what it must come to, the bytes must follow. */
 void walk_access(struct walk_peer *peer, enum ibv_wr_opcode opcode, uint32_t rkey, uint64_t addr,
 		 uint64_t length);
+/* After a step: keys that it brought to life, and some that it ended. */
+void walk_try_keys(void);
 /* A client gives a key back by SEND_WITH_INV. */
 void walk_give_key_back(void);
 

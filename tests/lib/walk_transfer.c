@@ -18,7 +18,8 @@ static size_t some_moves(int s, mwctl_move *moves)
 
 		for (size_t k = 0; grant && k < got; k++)
 			named |= moves[k].grant == grant->id;
-		if (!grant || named || walk_open_of(to) >= WALK_MOST_OPEN)
+		if (!grant || named || walk_open_of(to) >= WALK_MOST_OPEN || !walk_fits_in(to, n) ||
+		    !walk_fits_in(walk_peer_of(grant), n))
 			continue;
 		moves[got].grant = grant->id;
 		moves[got].to = walk_ask(to);
@@ -104,7 +105,7 @@ static void wait_for(int s, const mwctl_move *moves, size_t n, int32_t kill, mwc
 	mwctl_result results[2 * WALK_BATCH];
 	mwctl_request asked[WALK_BATCH];
 	uint64_t ids[WALK_BATCH];
-	bool yours = false, uncertain[WALK_BATCH];
+	bool yours = false, in_vain = false, uncertain[WALK_BATCH];
 	mwctl_status status;
 
 	for (size_t i = 0; i < n; i++) {
@@ -114,11 +115,12 @@ static void wait_for(int s, const mwctl_move *moves, size_t n, int32_t kill, mwc
 		/* A stale id's window may be anybody's by now. */
 		yours |= (!to || walk_polls_itself(to)) ||
 			 (grant ? walk_polls_itself(walk_peer_of(grant)) : s == 1);
+		in_vain |= (to && walk_pressed(to)) || (grant && walk_pressed(walk_peer_of(grant)));
 		uncertain[i] = walk_uncertain(s, &moves[i].to);
 		asked[i] = moves[i].to;
 		ids[i] = moves[i].grant;
 	}
-	status = mwctl_transfer(ctx, moves, n, walk_wait_us(), kill, results);
+	status = mwctl_transfer(ctx, moves, n, walk_wait_us(in_vain), kill, results);
 	walk_say(": %s", mwctl_status_text(status));
 	if (status == MWCTL_STATUS_WOULD_DEADLOCK) {
 		WALK_AGREE(yours, "WOULD_DEADLOCK, and nobody concerned polls by itself");
