@@ -117,6 +117,10 @@ static void step(void)
 		walk_fault_order();
 	if (walk.faults > 0 && walk_chance(walk.faults))
 		walk_fault_release_some();
+	if (walk_fault_armed(MWCTL_SIM_FAIL_ALLOC_MW))
+		walk.no_windows = walk.no_dealloc = walk.step;
+	if (walk_fault_armed(MWCTL_SIM_FAIL_DEALLOC_MW))
+		walk.no_dealloc = walk.step;
 	for (size_t i = 0; i < KINDS; i++)
 		total += kinds[i].weight;
 	at = (unsigned int)walk_below(total);

@@ -222,6 +222,7 @@ void walk_agree(void)
 			walk_agree_peer(&server->peer[p]);
 		if (server->uncertain_step == walk.step)
 			walk_ops_note_uncertain(s);
+		server->left_open = house_stats(&server->house).reported_open;
 		for (int i = 0; i < server->n_open; i++)
 			key_agrees(s, walk_key_of(server->open[i]->rkey));
 	}

@@ -244,6 +244,7 @@ void walk_fault_fatal(void)
 	walk_say(" fatal:");
 	id = order((struct mwctl_sim_fault){.kind = MWCTL_SIM_DEVICE_FATAL});
 	walk.fatal = true;
+	walk.no_windows = walk.no_dealloc = walk.step;
 	walk.counts.fatal++;
 	for (int s = 0; s < WALK_SERVERS; s++)
 		walk_async_events(s);

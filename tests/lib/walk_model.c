@@ -324,13 +324,19 @@ bool walk_uncertain(int server, const mwctl_request *asked)
 	return false;
 }
 
-bool walk_uncertain_before(int server, const mwctl_request *asked)
+bool walk_uncertain_on(int server, const mwctl_request *asked)
 {
 	const struct walk_server *it = &walk.server[server];
 
-	for (int i = 0; i < it->n_open; i++)
-		if (it->open[i]->uncertain && it->open[i]->uncertain_step < walk.step && walk_touches(it->open[i], asked))
+	for (int i = 0; i < it->n_open; i++) {
+		const struct walk_grant *grant = it->open[i];
+		mwctl_grant_info info;
+
+		if (grant->uncertain && grant->uncertain_step < walk.step && walk_touches(grant, asked) &&
+		    mwctl_grant_info_get(it->house.ctx, grant->id, &info, sizeof(info)) == MWCTL_STATUS_OK &&
+		    info.uncertain)
 			return true;
+	}
 	return false;
 }
 

@@ -101,6 +101,7 @@ struct walk_server {
 	uint64_t killed, found_dead, self_ended;
 	uint64_t key_distance;
 	uint64_t uncertain_step;   /* the last one at whose end something was uncertain */
+	uint64_t left_open;        /* how often it had reported something open at the last one's end */
 };
 
 struct walk_counts {
@@ -115,6 +116,8 @@ struct walk {
 	bool sim;
 	bool fatal;
 	uint64_t step, seed;
+	uint64_t no_windows;       /* the last step in which the device may have refused to make a window */
+	uint64_t no_dealloc;       /* … in which a deallocation may have failed, or not have been believed */
 	uint64_t random;
 	double faults;
 	struct walk_counts counts;
@@ -167,9 +170,9 @@ enum walk_access walk_expect(const struct walk_peer *peer, uint32_t rkey, uint64
 struct walk_region *walk_region_at(int server, uint64_t addr);
 bool walk_touches(const struct walk_grant *grant, const mwctl_request *asked);
 /* Whether memory of the request was reported open, so that it must not be granted: now, as the library
- * says; or at the end of the last step. */
+ * says; or at the end of the last step and, by the same grant, still. */
 bool walk_uncertain(int server, const mwctl_request *asked);
-bool walk_uncertain_before(int server, const mwctl_request *asked);
+bool walk_uncertain_on(int server, const mwctl_request *asked);
 mwctl_request walk_ask(const struct walk_peer *peer);
 
 /* ---- agreement ---- */

@@ -8,6 +8,8 @@
 #define SLACK_NS 50000
 
 static struct walk_op ops[WALK_OPS];
+/* The step in which what ends now began; 0: this one. */
+static uint64_t asked_at;
 
 /* ---- results ---- */
 
@@ -57,7 +59,7 @@ void walk_granted(int server, const mwctl_request *asked, const mwctl_result *re
 	case MWCTL_STATUS_VERBS_ERROR:
 		/* For a call that may not wait the pool may be empty at any time. */
 		excused |= result->status == MWCTL_STATUS_POOL_EMPTY ? adopted == 0 :
-				   walk_fault_armed(MWCTL_SIM_FAIL_ALLOC_MW) || walk.fatal;
+				   walk.no_windows >= (asked_at ? asked_at : walk.step);
 		break;
 	default:
 		break;
@@ -80,15 +82,6 @@ void walk_granted(int server, const mwctl_request *asked, const mwctl_result *re
 	/* Still there until it is proved gone; on the books or ended already. */
 	if (grant)
 		grant->standing = WALK_LOOSE;
-}
-
-/* Moves that are under way may have been refused for it, also if it has been proved gone since. */
-static void was_reported_open(int server, const struct walk_grant *grant)
-{
-	for (int i = 0; i < WALK_OPS; i++)
-		for (size_t k = 0; ops[i].active && ops[i].kind == WALK_MOVES && ops[i].server == server && k < ops[i].n; k++)
-			ops[i].uncertain[k] |= !grant || walk_touches(grant, &ops[i].asked[k]);
-	walk.server[server].uncertain_step = walk.step;
 }
 
 void walk_revoked(int server, uint64_t id, const mwctl_result *result, bool late)
@@ -129,7 +122,6 @@ void walk_revoked(int server, uint64_t id, const mwctl_result *result, bool late
 		return;
 	case MWCTL_STATUS_OPEN:
 		walk.counts.left_open++;
-		was_reported_open(server, grant);
 		if (!grant)
 			return;
 		WALK_AGREE(late || walk_pressed(peer) || grant->standing == WALK_PREPARED || grant->in_hand,
@@ -157,19 +149,20 @@ void walk_certainty_agrees(const mwctl_result *granted, bool uncertain)
 		   "memory was refused that is not uncertain");
 }
 
-/* What became uncertain and was proved gone within one call is not seen. */
-static bool was_so_of_late(int server)
+/* How often the library reported something open. */
+static uint64_t left_open(int server)
 {
-	return walk.step - walk.server[server].uncertain_step <= 1;
+	return house_stats(&walk.server[server].house).reported_open;
 }
 
 void walk_certainty_of_late(int server, const mwctl_request *asked, const mwctl_result *granted, bool before)
 {
-	bool now = walk_uncertain(server, asked);
-
-	/* The right is bound somewhere within the call: what is so at its end and was so before was so then. */
-	WALK_AGREE(granted->status != MWCTL_STATUS_OK || !before || !now, "memory was granted that was reported open");
-	WALK_AGREE(granted->status != MWCTL_STATUS_RANGE_UNCERTAIN || before || now || was_so_of_late(server),
+	/* The right is bound somewhere within the call: what is so after it and was so before was so then. */
+	WALK_AGREE(granted->status != MWCTL_STATUS_OK || !walk_uncertain_on(server, asked),
+		   "memory was granted that was reported open");
+	/* What became so within the call may have been proved gone by its end. */
+	WALK_AGREE(granted->status != MWCTL_STATUS_RANGE_UNCERTAIN || before || walk_uncertain(server, asked) ||
+			   left_open(server) > walk.server[server].left_open || walk.no_dealloc == walk.step,
 		   "memory was refused that is not uncertain");
 }
 
@@ -225,6 +218,7 @@ struct walk_op *walk_op_begin(enum walk_kind kind, int server, uint64_t timeout_
 			ops[i].status = MWCTL_STATUS_PENDING;
 			ops[i].n = 0;
 			ops[i].peer = NULL;
+			ops[i].left_open = left_open(server);
 			memset(ops[i].begun, 0, sizeof(ops[i].begun));
 			memset(ops[i].uncertain, 0, sizeof(ops[i].uncertain));
 			return &ops[i];
@@ -331,15 +325,25 @@ static void named(struct walk_op *op, size_t at, uint64_t id)
 				op->begun[at] = id;
 				return;
 			}
+	/* … or it began within this very call, and what was taken for it is the other's. */
+	for (int i = 0; id && op->begun[at] && op->begun[at] != id && i < WALK_OPS; i++)
+		for (size_t k = 0; ops[i].active && has_requests(&ops[i]) && k < ops[i].n; k++)
+			if (!ops[i].begun[k] && &ops[i].asked[k] != it && is_like(&ops[i].asked[k], it)) {
+				ops[i].begun[k] = op->begun[at];
+				op->begun[at] = 0;
+				return;
+			}
 }
 
 void walk_op_done(void *user, mwctl_status status, const mwctl_result *results, size_t n)
 {
 	struct walk_op *op = user;
 	bool late = walk_now() >= op->soonest;
+	uint64_t asked_before = asked_at;
 	mwctl_status first = MWCTL_STATUS_OK;
 
 	WALK_AGREE(op->active && op->calls == 0, "a second callback for an operation");
+	asked_at = op->step;
 	op->calls++;
 	op->status = status;
 	walk.counts.ops++;
@@ -372,7 +376,8 @@ void walk_op_done(void *user, mwctl_status status, const mwctl_result *results, 
 		walk_moved(op->server, op->ids, op->asked, op->begun, results, op->n, late);
 		for (size_t i = 0; i < op->n; i++)
 			WALK_AGREE(results[i].status != MWCTL_STATUS_RANGE_UNCERTAIN || op->uncertain[i] ||
-					   was_so_of_late(op->server) || walk_uncertain(op->server, &op->asked[i]),
+					   walk_uncertain(op->server, &op->asked[i]) || left_open(op->server) > op->left_open ||
+					   walk.no_dealloc >= op->step,
 				   "memory was refused that was not uncertain");
 	}
 	/* A client that leaves may also be held by a grant of the library's own, which no result tells: one
@@ -382,6 +387,7 @@ void walk_op_done(void *user, mwctl_status status, const mwctl_result *results, 
 	WALK_AGREE(status == first, "an operation ended with \"%s\", its first result with \"%s\"",
 		   mwctl_status_text(status), mwctl_status_text(first));
 	op->active = false;
+	asked_at = asked_before;
 }
 
 int walk_ops_active(void)
@@ -439,8 +445,7 @@ bool walk_ops_adopt(const struct walk_peer *peer, const mwctl_request *asked, ui
 			if (op->kind == WALK_MOVES && !is_stale(op->server, op->ids[k]))
 				continue;
 			WALK_AGREE(op->kind == WALK_GRANTS ? !op->uncertain[k] :
-							     !(walk_uncertain_before(op->server, asked) &&
-							       walk_uncertain(op->server, asked)),
+							     !walk_uncertain_on(op->server, asked),
 				   "memory was granted that was reported open");
 			op->begun[k] = id;
 			walk_say(" (0x%llx)", (unsigned long long)id);

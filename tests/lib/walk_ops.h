@@ -28,6 +28,7 @@ struct walk_op {
 	uint64_t begun[WALK_BATCH];    /* the grants that were found for them; 0: none yet */
 	bool uncertain[WALK_BATCH];    /* their memory was reported open as they were asked for; of moves,
 					* at some time since */
+	uint64_t left_open;            /* what the library had reported open by then */
 	const struct walk_peer *peer;  /* the one that leaves */
 };
 
