@@ -162,16 +162,22 @@ impl Context {
         let deadline = self.deadline(timeout_us);
         let generation = self.ops.at(index).begin(deadline, kill, callback);
         let op = OpId { index, generation };
-        if self.next_deadline.fetch_min(deadline, Ordering::SeqCst) > deadline {
-            self.wake_service();
-        }
+        self.arm(deadline);
         Ok(op)
     }
 
-    /// All items of an operation are under way.
+    /// All items of an operation are under way. Its deadline may have passed meanwhile and ended those
+    /// that were there then: it counts for the others as well.
     pub fn end_begin(&self, op: OpId) {
-        if self.op(op).release() {
-            self.op_done(op);
+        match self.op(op).release() {
+            Some(deadline) => self.arm(deadline),
+            None => self.op_done(op),
+        }
+    }
+
+    fn arm(&self, deadline: u64) {
+        if self.next_deadline.fetch_min(deadline, Ordering::SeqCst) > deadline {
+            self.wake_service();
         }
     }
 

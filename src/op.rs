@@ -182,11 +182,11 @@ impl Op {
         self.body.lock().queues.get(at).copied()
     }
 
-    /// Lets go of one hold. True if it was the last: the operation is done now.
-    pub fn release(&self) -> bool {
+    /// Lets go of one hold. `None` if it was the last: the operation is done now. Else its deadline.
+    pub fn release(&self) -> Option<u64> {
         let mut body = self.body.lock();
         body.remaining -= 1;
-        self.finish_if_last(&mut body)
+        if self.finish_if_last(&mut body) { None } else { Some(body.deadline) }
     }
 
     /// Ends an item unless it has ended, and says what follows.
