@@ -202,6 +202,7 @@ if [[ $quick == no ]]; then
 	step "examples and counts on rxe 6.1" on_rxe 6.1 300 bash -ec \
 		'"$0/examples-c/rpc_server" --short; "$0/examples-c/epoll_server"
 		"$0/bench/rpc" --short; "$0/bench/accept" --short' "$build"
+	step "random walk on rxe 6.1" on_rxe 6.1 900 "$build/tests/lib/walk" --steps 20000
 	step "main job on rxe 6.1" on_rxe 6.1 300 "$build/examples-c/rogue_client" --short
 	step "conformance on rxe 6.12" on_rxe 6.12 300 tests/conformance/run.sh "$build/tests/conformance"
 fi

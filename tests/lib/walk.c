@@ -5,7 +5,11 @@
  * and come back, and faults of the device; after each step the library, the keys and the bytes
  * agree with the model.
  *
- *   walk [--steps N] [--seed N] [--faults RATE] [--without KIND]... [--trace] [--quiet]
+ *   walk [--steps N] [--seed N] [--faults RATE] [--threads] [--without KIND]... [--trace] [--quiet]
+ *
+ * With --threads the servers' service threads begin and end, what they serve nobody ticks, and other
+ * threads call for clients whose queues are this one's alone. That takes its time: without, the walk
+ * goes through more steps a second.
  *
  * On the device in the process a seed gives the same walk each time: the device draws from the
  * same seed, and the clock and the entropy that the library reads are this program's.
@@ -16,6 +20,7 @@
 #include "walk_faults.h"
 #include "walk_life.h"
 #include "walk_ops.h"
+#include "walk_threads.h"
 #include "walk_traffic.h"
 #include "walk_transfer.h"
 
@@ -80,29 +85,33 @@ static struct kind {
 	unsigned int weight;
 	bool faulty;               /* only on the device in the process, and with faults */
 	bool sim;                  /* only on the device in the process */
+	bool threads;              /* there only with --threads */
 } kinds[] = {
-	{"grant", walk_grant, 14, false, false},
-	{"grant-start", walk_grant_start, 8, false, false},
-	{"regrant", walk_regrant, 5, false, false},
-	{"revoke", walk_revoke, 8, false, false},
-	{"revoke-start", walk_revoke_start, 5, false, false},
-	{"revoke-peer", walk_revoke_peer, 1, false, false},
-	{"revoke-range", walk_revoke_range, 2, false, false},
-	{"transfer", walk_transfer, 6, false, false},
-	{"prepare", walk_prepare, 7, false, false},
-	{"finish", finish_chain, 8, false, false},
-	{"use", walk_use_key, 20, false, false},
-	{"misuse", walk_misuse_key, 2, false, false},
-	{"give-back", walk_give_key_back, 1, false, false},
-	{"app", walk_app_work, 6, false, false},
-	{"poll", poll_some, 7, false, false},
-	{"poll-all", poll_all, 1, false, false},
-	{"tick", tick, 4, false, false},
-	{"leave", leave_and_join, 4, false, false},
-	{"blocks", walk_blocks, 3, false, false},
-	{"bad-call", walk_bad_call, 1, false, false},
-	{"held-packet", walk_fault_held_packet, 1, false, true},
-	{"fatal", walk_fault_fatal, 1, true, true},
+	{"grant", walk_grant, 14, false, false, false},
+	{"grant-start", walk_grant_start, 8, false, false, false},
+	{"regrant", walk_regrant, 5, false, false, false},
+	{"revoke", walk_revoke, 8, false, false, false},
+	{"revoke-start", walk_revoke_start, 5, false, false, false},
+	{"revoke-peer", walk_revoke_peer, 1, false, false, false},
+	{"revoke-range", walk_revoke_range, 2, false, false, false},
+	{"transfer", walk_transfer, 6, false, false, false},
+	{"prepare", walk_prepare, 7, false, false, false},
+	{"finish", finish_chain, 8, false, false, false},
+	{"use", walk_use_key, 20, false, false, false},
+	{"misuse", walk_misuse_key, 2, false, false, false},
+	{"give-back", walk_give_key_back, 1, false, false, false},
+	{"app", walk_app_work, 6, false, false, false},
+	{"poll", poll_some, 7, false, false, false},
+	{"poll-all", poll_all, 1, false, false, false},
+	{"tick", tick, 4, false, false, false},
+	{"leave", leave_and_join, 4, false, false, false},
+	{"blocks", walk_blocks, 3, false, false, false},
+	{"bad-call", walk_bad_call, 1, false, false, false},
+	{"stuck", walk_stuck, 1, false, false, false},
+	{"service", walk_service, 2, false, false, true},
+	{"elsewhere", walk_elsewhere, 4, false, false, true},
+	{"held-packet", walk_fault_held_packet, 1, false, true, false},
+	{"fatal", walk_fault_fatal, 1, true, true, false},
 };
 
 #define KINDS (sizeof(kinds) / sizeof(kinds[0]))
@@ -127,6 +136,7 @@ static void step(void)
 	while (at >= kinds[kind].weight)
 		at -= kinds[kind++].weight;
 	kinds[kind].take();
+	walk_threads_agree();
 	walk_faults_tidy();
 	walk_agree();
 	walk_try_keys();
@@ -194,7 +204,7 @@ static void summary(uint64_t steps, double seconds)
 
 static _Noreturn void usage(void)
 {
-	fprintf(stderr, "usage: walk [--steps N] [--seed N] [--faults RATE] [--without KIND]... [--trace] [--quiet]\nkinds:");
+	fprintf(stderr, "usage: walk [--steps N] [--seed N] [--faults RATE] [--threads] [--without KIND]... [--trace] [--quiet]\nkinds:");
 	for (size_t i = 0; i < KINDS; i++)
 		fprintf(stderr, " %s", kinds[i].name);
 	fputc('\n', stderr);
@@ -223,7 +233,7 @@ int main(int argc, char **argv)
 {
 	struct mwctl_sim_model model;
 	uint64_t steps, chosen_steps = 0;
-	bool trace = false, quiet = false;
+	bool trace = false, quiet = false, threads = false;
 	double started;
 
 	walk.sim = mwctl_sim_present();
@@ -238,6 +248,8 @@ int main(int argc, char **argv)
 			walk.faults = strtod(value_of(argc, argv, &i), NULL);
 		else if (strcmp(argv[i], "--without") == 0)
 			without(value_of(argc, argv, &i));
+		else if (strcmp(argv[i], "--threads") == 0)
+			threads = true;
 		else if (strcmp(argv[i], "--trace") == 0)
 			trace = true;
 		else if (strcmp(argv[i], "--quiet") == 0)
@@ -249,7 +261,7 @@ int main(int argc, char **argv)
 		rc_skip("faults can be ordered of the device in the process alone");
 	steps = chosen_steps ? chosen_steps : walk.sim ? 100000 : 2000;
 	for (size_t i = 0; i < KINDS; i++)
-		if ((kinds[i].sim && !walk.sim) || (kinds[i].faulty && walk.faults == 0))
+		if ((kinds[i].threads && walk.sim && !threads) || (kinds[i].sim && !walk.sim) || (kinds[i].faulty && walk.faults == 0))
 			kinds[i].weight = 0;
 	walk.random = walk.seed;
 	if (walk.sim) {

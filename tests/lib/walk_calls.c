@@ -201,6 +201,9 @@ void walk_regrant(void)
 		   "the successor of 0x%llx was granted, and it is not gone: \"%s\"", (unsigned long long)id,
 		   mwctl_status_text(results[0].status));
 	walk_revoked(peer->server, id, &results[0], false);
+	/* Where the send queue can't be relied on it is a transfer: without a proof nothing is granted. */
+	if (results[0].status != MWCTL_STATUS_OK && results[1].status == MWCTL_STATUS_NOT_POSTED)
+		return;
 	walk_granted(peer->server, &asked, &results[1], 0, false);
 	walk_certainty_of_late(peer->server, &asked, &results[1], uncertain);
 }
@@ -287,11 +290,10 @@ void walk_revoke(void)
 	batch_revoked(s, ids, results, n);
 }
 
-void walk_revoke_start(void)
+void walk_revoke_start_within(int s, uint64_t timeout)
 {
-	int s = (int)walk_below(WALK_SERVERS);
 	struct walk_server *server = &walk.server[s];
-	uint64_t timeout = walk_start_us(), ids[WALK_BATCH];
+	uint64_t ids[WALK_BATCH];
 	size_t n = some_ids(s, ids), unique = 0;
 	struct walk_op *op;
 	mwctl_status status;
@@ -303,13 +305,19 @@ void walk_revoke_start(void)
 	op = unique ? walk_op_begin(WALK_REVOKES, s, walk_limit_us(timeout, server)) : NULL;
 	if (!op)
 		return;
+	for (size_t i = 0; i < unique; i++)
+		walk_op_names(op, walk_find(s, ids[i]));
 	status = mwctl_revoke_start(server->house.ctx, ids, unique, timeout, walk_kill_or_not(), walk_op_done, op);
 	walk_say(" revoke start %zu on server %d, first 0x%llx, %llu us: %s", unique, s, (unsigned long long)ids[0],
 		 (unsigned long long)timeout, mwctl_status_text(status));
 	HOUSE_OK(status);
 	walk_op_started(op);
-	for (size_t i = 0; i < unique; i++)
-		walk_op_awaits(op, walk_find(s, ids[i]));
+	walk_op_awaits(op);
+}
+
+void walk_revoke_start(void)
+{
+	walk_revoke_start_within((int)walk_below(WALK_SERVERS), walk_start_us());
 }
 
 struct range {
@@ -415,9 +423,10 @@ void walk_revoke_peer(void)
 	if (!op)
 		return;
 	walk_say(" start, %llu us", (unsigned long long)timeout);
+	walk_op_names_all(op, is_of, peer);
 	HOUSE_OK(mwctl_revoke_peer_start(server->house.ctx, peer->id, timeout, walk_kill_or_not(), walk_op_done, op));
 	walk_op_started(op);
-	walk_op_awaits_all(op, is_of, peer);
+	walk_op_awaits(op);
 }
 
 void walk_revoke_range(void)
@@ -445,10 +454,11 @@ void walk_revoke_range(void)
 	if (!op)
 		return;
 	walk_say(" start, %llu us", (unsigned long long)timeout);
+	walk_op_names_all(op, touches, &range);
 	HOUSE_OK(mwctl_revoke_range_start(server->house.ctx, any.region, range.addr, range.length, timeout,
 					  walk_kill_or_not(), walk_op_done, op));
 	walk_op_started(op);
-	walk_op_awaits_all(op, touches, &range);
+	walk_op_awaits(op);
 }
 
 /* ---- bad input ---- */

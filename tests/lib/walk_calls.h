@@ -12,6 +12,7 @@ void walk_grant_start(void);
 void walk_regrant(void);
 void walk_revoke(void);            /* one, or a batch with stale and doubled ids in it */
 void walk_revoke_start(void);
+void walk_revoke_start_within(int server, uint64_t timeout_us);
 void walk_revoke_peer(void);
 void walk_revoke_range(void);
 void walk_bad_call(void);          /* refused, and nothing changes */

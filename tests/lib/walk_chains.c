@@ -141,6 +141,8 @@ static bool prepare_invalidates(struct chain *chain)
 		chain->op = walk_op_begin(WALK_REVOKES, peer->server, timeout);
 		if (!chain->op)
 			return false;
+		for (size_t i = 0; i < n; i++)
+			chain->op->ids[chain->op->n++] = chain->ids[i];
 		done = walk_op_done;
 	}
 	HOUSE_OK(mwctl_domain_info_get(server->house.ctx, server->house.domain, &pool, sizeof(pool)));
@@ -166,11 +168,11 @@ static bool prepare_invalidates(struct chain *chain)
 
 		WALK_AGREE(grant != NULL, "a stale grant was prepared for its end");
 		grant->in_hand = true;
-		if (chain->op)
-			walk_op_awaits(chain->op, grant);
-		else
+		if (!chain->op)
 			grant->due = walk_now() + timeout * 1000;
 	}
+	if (chain->op)
+		walk_op_awaits(chain->op);
 	if (chain->what == BOTH) {
 		walk_add(peer, &asked, result.grant, result.rkey, WALK_PREPARED);
 		chain->ids[1] = result.grant;

@@ -128,10 +128,15 @@ static bool is_woken(const struct thread *it)
 	return __atomic_load_n(it->word, __ATOMIC_SEQ_CST) != it->value;
 }
 
+static bool is_due(const struct thread *it)
+{
+	return it->rest == ASLEEP && (is_woken(it) || it->until <= atomic_load(&own_ns));
+}
+
 static int some_due(void)
 {
 	for (int i = MAIN + 1; i < THREADS; i++)
-		if (threads[i].rest == ASLEEP && (is_woken(&threads[i]) || threads[i].until <= atomic_load(&own_ns)))
+		if (is_due(&threads[i]))
 			return i;
 	return MAIN;
 }
@@ -160,16 +165,17 @@ static bool main_sleeps(const struct thread *it)
 		uint64_t next = it->until;
 		int due = some_due();
 
+		if (next <= atomic_load(&own_ns))
+			return false;
 		if (due != MAIN) {
 			run(due);
+			atomic_fetch_add(&own_ns, LOOK_NS);
 			continue;
 		}
 		if (some_free()) {
 			pthread_cond_wait(&turn, &lock);
 			continue;
 		}
-		if (it->until <= atomic_load(&own_ns))
-			return false;
 		for (int i = MAIN + 1; i < THREADS; i++)
 			if (threads[i].rest == ASLEEP && threads[i].until < next)
 				next = threads[i].until;
@@ -249,14 +255,33 @@ long syscall(long number, ...)
 
 void walk_threads_run(void)
 {
-	int due;
-
 	if (!is_own)
 		return;
 	pthread_mutex_lock(&lock);
-	while ((due = some_due()) != MAIN)
-		run(due);
+	for (int i = MAIN + 1; i < THREADS; i++)
+		if (is_due(&threads[i]))
+			run(i);
 	pthread_mutex_unlock(&lock);
+}
+
+/* Whoever yields waits for another one. */
+int sched_yield(void)
+{
+	static const uint32_t word;
+
+	if (!is_own)
+		return (int)kernel(SYS_sched_yield, 0L, 0L, 0L, 0L, 0L, 0L);
+	if (self == MAIN) {
+		walk_threads_run();
+	} else if (self > MAIN) {
+		pthread_mutex_lock(&lock);
+		threads[self].word = &word;
+		threads[self].value = 1;
+		threads[self].until = atomic_load(&own_ns);
+		other_sleeps(&threads[self], self);
+		pthread_mutex_unlock(&lock);
+	}
+	return 0;
 }
 
 int walk_thread_begun(void)

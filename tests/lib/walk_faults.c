@@ -54,6 +54,14 @@ static void forget(int at)
 	ordered[at] = ordered[--n_ordered];
 }
 
+/* Whoever's windows are deallocated may be left with some. */
+static void taint_stuck(void)
+{
+	for (int s = 0; s < WALK_SERVERS; s++)
+		for (int p = 0; p < WALK_PEERS; p++)
+			walk.server[s].peer[p].tainted |= walk.server[s].peer[p].stuck;
+}
+
 void walk_fault_order(void)
 {
 	static const int errors[] = {ENOMEM, EAGAIN, EINVAL, EIO, -ENOMEM, -EINVAL, -1};
@@ -91,6 +99,8 @@ void walk_fault_order(void)
 	walk_say(" [%s, server %d peer %d, skip %llu count %llu error %d position %u]", kinds[which].name,
 		 peer->server, peer->index, (unsigned long long)fault.skip, (unsigned long long)fault.count,
 		 fault.error, fault.position);
+	if (fault.kind == MWCTL_SIM_FAIL_ALLOC_MW || fault.kind == MWCTL_SIM_FAIL_DEALLOC_MW)
+		taint_stuck();
 	ordered[n_ordered] = (struct ordered){.kind = fault.kind, .qp_num = fault.qp_num, .count = fault.count};
 	ordered[n_ordered++].id = order(fault);
 }
@@ -163,12 +173,6 @@ uint64_t walk_fault_lost(const struct walk_peer *peer)
 
 /* ---- whole scenes ---- */
 
-static bool is_well(const struct walk_grant *grant)
-{
-	return grant && grant->standing == WALK_LIVE && !grant->waits && !grant->in_hand &&
-	       !walk_hurt(walk_peer_of(grant)) && walk_peer_of(grant)->tokens == 0;
-}
-
 void walk_fault_held_packet(void)
 {
 	struct walk_peer *peer = walk_some_peer(-1);
@@ -181,15 +185,11 @@ void walk_fault_held_packet(void)
 	uint64_t id, length, whole, grant_id;
 	int got;
 
-	if (!is_well(grant) || !(grant->access & HOUSE_WRITE) || walk_pressed(peer))
+	/* Nothing of ours is in the queue, so that the LOCAL_INV is posted at once. A deallocation would wait
+	 * for the packet. */
+	if (!grant || !(grant->access & HOUSE_WRITE) || peer->stuck || !walk_is_idle(peer, grant))
 		return;
 	grant_id = grant->id;
-	/* Nothing of ours is in the queue, so that the LOCAL_INV is posted at once. */
-	for (int i = 0; i < 64 && house_peer(&walk.server[peer->server].house, peer->index).used; i++)
-		walk_poll_dry(peer);
-	if (house_peer(&walk.server[peer->server].house, peer->index).used ||
-	    walk_find(peer->server, grant_id) != grant || !is_well(grant))
-		return;
 	op = walk_op_begin(WALK_REVOKES, peer->server, 60000000);
 	if (!op)
 		return;
@@ -203,10 +203,11 @@ void walk_fault_held_packet(void)
 	rc_post(peer->client->pair.client.qp, &wr);
 	WALK_AGREE(ibv_poll_cq(peer->client->pair.client.cq, 1, &wc) == 0, "a held WRITE has completed");
 	walk_agree_bytes(grant->addr, length);
+	walk_op_names(op, grant);
 	HOUSE_OK(mwctl_revoke_start(walk.server[peer->server].house.ctx, &grant_id, 1, 60000000, 0, walk_op_done,
 				    op));
 	walk_op_started(op);
-	walk_op_awaits(op, grant);
+	walk_op_awaits(op);
 	walk_poll_dry(peer);
 	walk_tick(peer->server);
 	WALK_AGREE(op->active, "grant 0x%llx was reported gone before a packet under way was placed",
@@ -246,6 +247,7 @@ void walk_fault_fatal(void)
 	walk.fatal = true;
 	walk.no_windows = walk.no_dealloc = walk.step;
 	walk.counts.fatal++;
+	taint_stuck();
 	for (int s = 0; s < WALK_SERVERS; s++)
 		walk_async_events(s);
 	for (uint64_t i = 0; i < n; i++) {

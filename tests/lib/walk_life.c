@@ -3,6 +3,7 @@
 #include "walk_chains.h"
 #include "walk_faults.h"
 #include "walk_ops.h"
+#include "walk_threads.h"
 #include "walk_traffic.h"
 
 #include <fcntl.h>
@@ -129,6 +130,8 @@ void walk_close_servers(void)
 		for (int p = 0; p < WALK_PEERS; p++)
 			walk_leave(&walk.server[s].peer[p]);
 	for (int s = 0; s < WALK_SERVERS; s++)
+		walk_service_end(&walk.server[s]);
+	for (int s = 0; s < WALK_SERVERS; s++)
 		close_server(&walk.server[s]);
 	if (!walk.sim)
 		return;
@@ -153,6 +156,11 @@ void walk_join(struct walk_peer *peer)
 	if (peer->server == 1 && peer->index == WALK_PEERS - 1) {
 		fresh.options.polling = MWCTL_POLLING_YOURS;
 		fresh.options.polling_thread = (uint64_t)pthread_self();
+	}
+	/* Some have queues that are this thread's alone. */
+	else if (walk_chance(0.2)) {
+		fresh.options.owner_thread = (uint64_t)pthread_self();
+		fresh.options.queue_for_owner = walk_chance(0.5);
 	}
 	server->house.options.peer = fresh.options;
 	server->house.options.rc.sq_sig_all = walk_chance(0.2);
@@ -193,10 +201,11 @@ static mwctl_status detach_by_callback(struct walk_peer *peer)
 
 	if (!op)
 		return MWCTL_STATUS_BUSY;
+	op->peer = peer;
+	walk_op_names_all(op, is_of, peer);
 	HOUSE_OK(mwctl_peer_detach_start(server->house.ctx, peer->id, timeout, walk_op_done, op));
 	walk_op_started(op);
-	op->peer = peer;
-	walk_op_awaits_all(op, is_of, peer);
+	walk_op_awaits(op);
 	while (op->active) {
 		/* Polled or not, it ends. */
 		if (walk_chance(0.5))
@@ -374,7 +383,7 @@ static bool one_round(void)
 			walk_poll_dry(&walk.server[s].peer[p]);
 		walk_tick(s);
 	}
-	return walk_ops_active();
+	return walk_ops_active() + walk_strangers();
 }
 
 static bool somebody_is_hurt(void)

@@ -39,6 +39,7 @@ struct walk_grant {
 	enum walk_standing standing;
 	int waits;                 /* operations that will report its end */
 	uint64_t due;              /* the first of their deadlines; 0: none */
+	bool stuck;                /* revoked while its client's queue was called stuck */
 	bool tried;                /* its key was used since it works */
 	bool posted;               /* a prepared bind that was posted */
 	bool in_hand;              /* its LOCAL_INV is prepared */
@@ -73,6 +74,7 @@ struct walk_peer {
 	bool tainted;              /* a fault was ordered at it, or a deadline passed */
 	bool dead;                 /* its queue pair is in error */
 	bool leaving;
+	bool stuck;                /* its send queue was called so, and nothing has surely come through since */
 	struct walk_app sends, recvs;
 	int lost;                  /* completions of its queue pair that faults may have swallowed */
 	int tokens;
@@ -100,6 +102,8 @@ struct walk_server {
 	struct rc_memory letters;  /* where the clients' SENDs go */
 	uint64_t killed, found_dead, self_ended;
 	uint64_t key_distance;
+	bool served;               /* its service thread runs */
+	int service;
 	uint64_t uncertain_step;   /* the last one at whose end something was uncertain */
 	uint64_t left_open;        /* how often it had reported something open at the last one's end */
 };

@@ -29,6 +29,8 @@ void walk_granted(int server, const mwctl_request *asked, const mwctl_result *re
 	mwctl_grant_info info;
 	bool excused = !peer || walk_hurt(peer) || (peer->leaving && result->status == MWCTL_STATUS_PEER_LEAVING);
 
+	/* Another thread takes its share of the time. */
+	late |= walk.server[server].served;
 	if (adopted && peer)
 		grant = walk_find(peer->server, adopted);
 	switch (result->status) {
@@ -44,6 +46,8 @@ void walk_granted(int server, const mwctl_request *asked, const mwctl_result *re
 		}
 		WALK_AGREE(peer != NULL, "a grant for a peer that was detached");
 		walk_add(peer, asked, result->grant, result->rkey, WALK_LIVE);
+		if (!asked_at)
+			peer->stuck = false;
 		return;
 	case MWCTL_STATUS_TIMED_OUT:
 		excused |= late || (peer && walk_pressed(peer));
@@ -91,8 +95,8 @@ void walk_revoked(int server, uint64_t id, const mwctl_result *result, bool late
 	mwctl_grant_info info;
 	mwctl_status now;
 
-	/* Whichever operation's deadline came first. */
-	late |= grant && grant->due && walk_now() >= grant->due;
+	/* Whichever operation's deadline came first; and another thread takes its share of the time. */
+	late |= walk.server[server].served || (grant && grant->due && walk_now() >= grant->due);
 	switch (result->status) {
 	case MWCTL_STATUS_OK:
 		WALK_AGREE(result->grant == id, "the revocation of 0x%llx names 0x%llx", (unsigned long long)id,
@@ -105,7 +109,7 @@ void walk_revoked(int server, uint64_t id, const mwctl_result *result, bool late
 		WALK_AGREE(!walk.fatal || (result->proof != MWCTL_PROOF_DEALLOCATED && result->proof != MWCTL_PROOF_QP_FENCED),
 			   "grant 0x%llx is proved gone by a device that fakes success: \"%s\"",
 			   (unsigned long long)id, mwctl_proof_text(result->proof));
-		WALK_AGREE(late || walk_pressed(peer) || result->proof == MWCTL_PROOF_INVALIDATED ||
+		WALK_AGREE(late || walk_pressed(peer) || peer->stuck || grant->stuck || result->proof == MWCTL_PROOF_INVALIDATED ||
 				   result->proof == MWCTL_PROOF_NEVER_BOUND,
 			   "a revocation of server %d peer %d, which is well, is proved by \"%s\"", server,
 			   grant->peer, mwctl_proof_text(result->proof));
@@ -171,6 +175,7 @@ void walk_moved(int server, const uint64_t *ids, const mwctl_request *asked, con
 {
 	bool waited[WALK_BATCH];
 
+	late |= walk.server[server].served;
 	for (size_t i = 0; i < n; i++) {
 		const struct walk_grant *grant = walk_find(server, ids[i]);
 
@@ -218,6 +223,7 @@ struct walk_op *walk_op_begin(enum walk_kind kind, int server, uint64_t timeout_
 			ops[i].status = MWCTL_STATUS_PENDING;
 			ops[i].n = 0;
 			ops[i].peer = NULL;
+			ops[i].awaits = false;
 			ops[i].left_open = left_open(server);
 			memset(ops[i].begun, 0, sizeof(ops[i].begun));
 			memset(ops[i].uncertain, 0, sizeof(ops[i].uncertain));
@@ -238,31 +244,44 @@ void walk_op_committed(struct walk_op *op)
 	op->latest = now > deadline ? now : deadline;
 }
 
-void walk_op_awaits(struct walk_op *op, struct walk_grant *grant)
+void walk_op_names(struct walk_op *op, const struct walk_grant *grant)
 {
 	op->ids[op->n++] = grant->id;
-	grant->waits++;
-	if (!grant->due || op->soonest < grant->due)
-		grant->due = op->soonest;
-	if (grant->standing == WALK_BINDING || (grant->standing == WALK_LIVE && !grant->in_hand))
-		grant->standing = WALK_REVOKING;
 }
 
-void walk_op_awaits_all(struct walk_op *op, bool (*which)(const struct walk_grant *, const void *),
-			const void *what)
+void walk_op_names_all(struct walk_op *op, bool (*which)(const struct walk_grant *, const void *),
+		       const void *what)
 {
 	struct walk_server *server = &walk.server[op->server];
 
 	for (int i = 0; i < server->n_open; i++)
 		if (which(server->open[i], what))
-			walk_op_awaits(op, server->open[i]);
+			walk_op_names(op, server->open[i]);
+}
+
+void walk_op_awaits(struct walk_op *op)
+{
+	/* The service thread may have been faster. */
+	if (!op->active)
+		return;
+	op->awaits = true;
+	for (size_t i = 0; i < op->n; i++) {
+		struct walk_grant *grant = walk_find(op->server, op->ids[i]);
+
+		if (!grant)
+			continue;
+		grant->waits++;
+		grant->stuck |= walk_peer_of(grant)->stuck;
+		if (!grant->due || op->soonest < grant->due)
+			grant->due = op->soonest;
+		if (grant->standing == WALK_BINDING || (grant->standing == WALK_LIVE && !grant->in_hand))
+			grant->standing = WALK_REVOKING;
+	}
 }
 
 static void stop_waiting(struct walk_op *op)
 {
-	if (op->kind == WALK_GRANTS)
-		return;
-	for (size_t i = 0; i < op->n; i++) {
+	for (size_t i = 0; op->awaits && i < op->n; i++) {
 		struct walk_grant *grant = walk_find(op->server, op->ids[i]);
 
 		if (grant)
@@ -313,26 +332,13 @@ static void missing_has_ended(const struct walk_op *op, uint64_t id, const mwctl
 		     mwctl_grant_info_get(walk.server[op->server].house.ctx, id, &info, sizeof(info)));
 }
 
-/* Two operations may have asked for the same right: which of them got this one shows here. */
-static void named(struct walk_op *op, size_t at, uint64_t id)
+bool walk_ops_ask_for(int server, const mwctl_request *asked)
 {
-	const mwctl_request *it = &op->asked[at];
-
-	for (int i = 0; id && op->begun[at] != id && i < WALK_OPS; i++)
-		for (size_t k = 0; ops[i].active && has_requests(&ops[i]) && k < ops[i].n; k++)
-			if (ops[i].begun[k] == id && is_like(&ops[i].asked[k], it)) {
-				ops[i].begun[k] = op->begun[at];
-				op->begun[at] = id;
-				return;
-			}
-	/* … or it began within this very call, and what was taken for it is the other's. */
-	for (int i = 0; id && op->begun[at] && op->begun[at] != id && i < WALK_OPS; i++)
-		for (size_t k = 0; ops[i].active && has_requests(&ops[i]) && k < ops[i].n; k++)
-			if (!ops[i].begun[k] && &ops[i].asked[k] != it && is_like(&ops[i].asked[k], it)) {
-				ops[i].begun[k] = op->begun[at];
-				op->begun[at] = 0;
-				return;
-			}
+	for (int i = 0; i < WALK_OPS; i++)
+		for (size_t k = 0; ops[i].active && has_requests(&ops[i]) && ops[i].server == server && k < ops[i].n; k++)
+			if (is_like(&ops[i].asked[k], asked))
+				return true;
+	return false;
 }
 
 void walk_op_done(void *user, mwctl_status status, const mwctl_result *results, size_t n)
@@ -359,7 +365,6 @@ void walk_op_done(void *user, mwctl_status status, const mwctl_result *results, 
 		if (first == MWCTL_STATUS_OK)
 			first = results[i].status;
 		if (op->kind == WALK_GRANTS) {
-			named(op, i, results[i].grant);
 			walk_certainty_agrees(&results[i], op->uncertain[i]);
 			walk_granted(op->server, &op->asked[i], &results[i], op->begun[i], late);
 			continue;
@@ -371,8 +376,6 @@ void walk_op_done(void *user, mwctl_status status, const mwctl_result *results, 
 		walk_revoked(op->server, results[i].grant, &results[i], late);
 	}
 	if (op->kind == WALK_MOVES) {
-		for (size_t i = 0; i < op->n; i++)
-			named(op, i, results[i].grant);
 		walk_moved(op->server, op->ids, op->asked, op->begun, results, op->n, late);
 		for (size_t i = 0; i < op->n; i++)
 			WALK_AGREE(results[i].status != MWCTL_STATUS_RANGE_UNCERTAIN || op->uncertain[i] ||
@@ -386,8 +389,8 @@ void walk_op_done(void *user, mwctl_status status, const mwctl_result *results, 
 		first = status;
 	WALK_AGREE(status == first, "an operation ended with \"%s\", its first result with \"%s\"",
 		   mwctl_status_text(status), mwctl_status_text(first));
-	op->active = false;
 	asked_at = asked_before;
+	__atomic_store_n(&op->active, false, __ATOMIC_RELEASE);
 }
 
 int walk_ops_active(void)
@@ -422,6 +425,15 @@ void walk_ops_agree(int server, uint64_t now)
 			    names[op->kind], (unsigned long long)op->step, op->n,
 			    (unsigned long long)op->timeout_us, (unsigned long long)(now - op->latest) / 1000);
 	}
+}
+
+bool walk_ops_soon(int server, uint64_t timeout_us)
+{
+	for (int i = 0; i < WALK_OPS; i++)
+		if (__atomic_load_n(&ops[i].active, __ATOMIC_ACQUIRE) && ops[i].server == server &&
+		    ops[i].timeout_us <= timeout_us)
+			return true;
+	return false;
 }
 
 void walk_ops_note_uncertain(int server)

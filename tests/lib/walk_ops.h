@@ -15,6 +15,7 @@ enum walk_kind { WALK_GRANTS, WALK_REVOKES, WALK_DETACH, WALK_MOVES };
 
 struct walk_op {
 	bool active;
+	bool awaits;                   /* its grants know that it waits for them */
 	enum walk_kind kind;
 	int server;
 	uint64_t step;                 /* when it began */
@@ -41,18 +42,24 @@ void walk_op_committed(struct walk_op *op);
 /* … or was refused: it never began. */
 void walk_op_drop(struct walk_op *op);
 void walk_op_done(void *user, mwctl_status status, const mwctl_result *results, size_t n);
-/* Makes the operation wait for the end of a grant. */
-void walk_op_awaits(struct walk_op *op, struct walk_grant *grant);
-/* Makes it wait for all that are open and that `which` picks. */
-void walk_op_awaits_all(struct walk_op *op, bool (*which)(const struct walk_grant *, const void *),
-			const void *what);
+/* Before the call: the operation is for the end of this grant, or of all that are open and that `which`
+ * picks. */
+void walk_op_names(struct walk_op *op, const struct walk_grant *grant);
+void walk_op_names_all(struct walk_op *op, bool (*which)(const struct walk_grant *, const void *),
+		       const void *what);
+/* After it: the operation waits for them, unless it has ended already. */
+void walk_op_awaits(struct walk_op *op);
 int walk_ops_active(void);
 /* Says which are. */
 void walk_ops_say(void);
 /* Called after a tick or poll that began at `now`: nothing is left whose deadline had passed. */
 void walk_ops_agree(int server, uint64_t now);
+/* Whether some are under way that were given no more time than this. */
+bool walk_ops_soon(int server, uint64_t timeout_us);
 /* Some memory of the server is uncertain: moves that are under way may be refused for that. */
 void walk_ops_note_uncertain(int server);
+/* Whether the very same right is asked for already: nobody could tell which of them began. */
+bool walk_ops_ask_for(int server, const mwctl_request *asked);
 /* Whether some operation asked for this grant. */
 bool walk_ops_adopt(const struct walk_peer *peer, const mwctl_request *asked, uint64_t id);
 

@@ -2,10 +2,12 @@
 #include "walk_traffic.h"
 #include "walk_faults.h"
 #include "walk_ops.h"
+#include "walk_threads.h"
 
 #include <string.h>
 
 #define MOST_BYTES 4096
+#define TICK_NS 10000
 #define ALL_RIGHTS (HOUSE_RW | (uint32_t)IBV_ACCESS_REMOTE_ATOMIC)
 
 /* ---- clients ---- */
@@ -480,6 +482,23 @@ void walk_poll_away(struct walk_peer *peer)
 		;
 }
 
+static bool is_untouched(const struct walk_grant *grant)
+{
+	return grant->standing == WALK_LIVE && !grant->waits && !grant->in_hand && !walk_pressed(walk_peer_of(grant));
+}
+
+bool walk_is_idle(struct walk_peer *peer, const struct walk_grant *grant)
+{
+	struct house *house = &walk.server[peer->server].house;
+	uint64_t id = grant->id;
+
+	if (!is_untouched(grant))
+		return false;
+	for (int i = 0; i < 64 && house_peer(house, peer->index).used; i++)
+		walk_poll_dry(peer);
+	return !house_peer(house, peer->index).used && walk_find(peer->server, id) == grant && is_untouched(grant);
+}
+
 void walk_async_events(int s)
 {
 	struct ibv_context *context = walk.server[s].house.device.context;
@@ -496,8 +515,14 @@ void walk_tick(int s)
 	uint64_t now = walk_now();
 
 	walk_async_events(s);
-	HOUSE_OK(mwctl_tick(walk.server[s].house.ctx));
-	walk_ops_agree(s, now);
+	if (!walk.server[s].served) {
+		HOUSE_OK(mwctl_tick(walk.server[s].house.ctx));
+		walk_ops_agree(s, now);
+		return;
+	}
+	/* Its service thread does it, once it is due. */
+	walk_pass(TICK_NS);
+	walk_threads_agree();
 }
 
 void walk_app_agrees(struct walk_peer *peer)

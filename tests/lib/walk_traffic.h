@@ -28,6 +28,9 @@ bool walk_poll(struct walk_peer *peer, int most);
 void walk_poll_dry(struct walk_peer *peer);
 /* Takes all that is left of the application's, in whatever order. */
 void walk_poll_away(struct walk_peer *peer);
+/* Makes sure that nothing of ours is in the send queue of a client that is well, and that the grant is
+ * live and nobody's concern. False: it is otherwise. */
+bool walk_is_idle(struct walk_peer *peer, const struct walk_grant *grant);
 void walk_tick(int server);
 void walk_async_events(int server);
 /* Nothing of the application's may be left but what faults swallowed. */

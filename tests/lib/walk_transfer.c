@@ -6,6 +6,14 @@
 
 #include <string.h>
 
+static bool asked_before(const mwctl_move *moves, size_t at)
+{
+	for (size_t i = 0; i < at; i++)
+		if (memcmp(&moves[i].to, &moves[at].to, sizeof(moves[i].to)) == 0)
+			return true;
+	return false;
+}
+
 /* Several moves of grants of one server: mostly the right as it is, to whomever; sometimes another. */
 static size_t some_moves(int s, mwctl_move *moves)
 {
@@ -29,6 +37,8 @@ static size_t some_moves(int s, mwctl_move *moves)
 			moves[got].to.length = grant->length;
 			moves[got].to.access = grant->access;
 		}
+		if (walk_ops_ask_for(s, &moves[got].to) || asked_before(moves, got))
+			continue;
 		got++;
 	}
 	return got;
@@ -150,6 +160,11 @@ static void start(int s, const mwctl_move *moves, size_t n, int32_t kill, mwctl_
 
 	if (!op)
 		return;
+	op->n = n;
+	for (size_t i = 0; i < n; i++) {
+		op->asked[i] = moves[i].to;
+		op->ids[i] = moves[i].grant;
+	}
 	status = mwctl_transfer_start(server->house.ctx, moves, n, timeout, kill, walk_op_done, op);
 	walk_say(" start, %llu us: %s", (unsigned long long)timeout, mwctl_status_text(status));
 	if (bad != MWCTL_STATUS_OK || status != MWCTL_STATUS_OK) {
@@ -158,11 +173,7 @@ static void start(int s, const mwctl_move *moves, size_t n, int32_t kill, mwctl_
 		return;
 	}
 	walk_op_started(op);
-	for (size_t i = 0; i < n; i++) {
-		op->asked[i] = moves[i].to;
-		op->begun[i] = 0;
-		walk_op_awaits(op, walk_find(s, moves[i].grant));
-	}
+	walk_op_awaits(op);
 }
 
 void walk_transfer(void)
