@@ -7,9 +7,6 @@
 
 #include <string.h>
 
-/* A thread that sleeps until a deadline wakes so much later at most: others take their turns, and each
- * look at the clock takes time. */
-#define SLACK_NS 5000000
 #define SOON_US 30000              /* a deadline that a real device's walk waits for */
 
 /* ---- the service thread ---- */
@@ -75,7 +72,7 @@ void walk_threads_agree(void)
 	walk_threads_run();
 	for (int s = 0; s < WALK_SERVERS; s++)
 		if (walk.server[s].served)
-			walk_ops_agree(s, now - SLACK_NS);
+			walk_ops_agree(s, now);
 }
 
 /* ---- calls by another thread ---- */
