@@ -29,6 +29,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/personality.h>
 #include <sys/time.h>
 #include <unistd.h>
 
@@ -229,6 +230,15 @@ static void without(const char *name)
 	usage();
 }
 
+/* Which of several threads gets a lock also depends on where things lie. */
+static void at_fixed_addresses(char **argv)
+{
+	int now = personality(0xffffffff);
+
+	if (now != -1 && !(now & ADDR_NO_RANDOMIZE) && personality((unsigned long)now | ADDR_NO_RANDOMIZE) != -1)
+		execv("/proc/self/exe", argv);
+}
+
 int main(int argc, char **argv)
 {
 	struct mwctl_sim_model model;
@@ -257,6 +267,8 @@ int main(int argc, char **argv)
 		else
 			usage();
 	}
+	if (threads && walk.sim)
+		at_fixed_addresses(argv);
 	if (!walk.sim && walk.faults > 0)
 		rc_skip("faults can be ordered of the device in the process alone");
 	steps = chosen_steps ? chosen_steps : walk.sim ? 100000 : 2000;

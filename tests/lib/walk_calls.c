@@ -177,6 +177,7 @@ void walk_regrant(void)
 	if (!grant)
 		return;
 	id = grant->id;
+	grant->ending = walk.step;
 	well = grant->standing == WALK_LIVE && !grant->in_hand && !grant->waits && !walk_hurt(peer);
 	walk_say(" regrant server %d peer %d 0x%llx", peer->server, peer->index, (unsigned long long)id);
 	status = mwctl_regrant(server->house.ctx, id, &asked, walk_wait_us(walk_pressed(peer)), results);
@@ -270,8 +271,10 @@ void walk_revoke(void)
 	if (!n)
 		return;
 	for (size_t i = 0; i < n; i++) {
-		const struct walk_grant *grant = walk_find(s, ids[i]);
+		struct walk_grant *grant = walk_find(s, ids[i]);
 
+		if (grant)
+			grant->ending = walk.step;
 		/* A stale id's window may be anybody's by now. */
 		some |= s == 1 && (!grant || walk_polls_itself(walk_peer_of(grant)));
 		all |= grant && walk_polls_itself(walk_peer_of(grant));
@@ -357,10 +360,11 @@ static void gather(struct some *some, int s, bool (*which)(const struct walk_gra
 	some->n = some->loose = 0;
 	some->excused = some->yours = false;
 	for (int i = 0; i < server->n_open; i++) {
-		const struct walk_grant *grant = server->open[i];
+		struct walk_grant *grant = server->open[i];
 
 		if (!which(grant, what))
 			continue;
+		grant->ending = walk.step;
 		some->id[some->n++] = grant->id;
 		some->loose += walk_may_end(grant);
 		some->excused |= walk_pressed(walk_peer_of(grant)) || grant->standing == WALK_PREPARED ||

@@ -39,6 +39,7 @@ struct walk_grant {
 	enum walk_standing standing;
 	int waits;                 /* operations that will report its end */
 	uint64_t due;              /* the first of their deadlines; 0: none */
+	uint64_t ending;           /* the last step in which a waiting call was to end it */
 	bool stuck;                /* revoked while its client's queue was called stuck */
 	bool tried;                /* its key was used since it works */
 	bool posted;               /* a prepared bind that was posted */

@@ -72,7 +72,7 @@ void walk_granted(int server, const mwctl_request *asked, const mwctl_result *re
 		break;
 	}
 	/* One that was revoked before it was bound. */
-	excused |= adopted && (!grant || grant->due);
+	excused |= adopted && (!grant || grant->due || grant->ending == walk.step);
 	walk.counts.failed++;
 	WALK_AGREE(excused, "a grant to server %d peer %d, which is well, failed: \"%s\" error %d",
 		   peer->server, peer->index, mwctl_status_text(result->status), result->error);

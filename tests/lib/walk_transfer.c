@@ -120,8 +120,10 @@ static void wait_for(int s, const mwctl_move *moves, size_t n, int32_t kill, mwc
 
 	for (size_t i = 0; i < n; i++) {
 		const struct walk_peer *to = receiver(s, &moves[i]);
-		const struct walk_grant *grant = walk_find(s, moves[i].grant);
+		struct walk_grant *grant = walk_find(s, moves[i].grant);
 
+		if (grant)
+			grant->ending = walk.step;
 		/* A stale id's window may be anybody's by now. */
 		yours |= (!to || walk_polls_itself(to)) ||
 			 (grant ? walk_polls_itself(walk_peer_of(grant)) : s == 1);
