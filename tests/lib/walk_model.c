@@ -229,7 +229,7 @@ struct walk_grant *walk_add(struct walk_peer *peer, const mwctl_request *asked, 
 		key_again(key, peer);
 	else
 		key = key_new(rkey);
-	WALK_AGREE(key->id != id, "grant id 0x%llx came back", (unsigned long long)id);
+	WALK_AGREE(key->id != id || key->server != peer->server, "grant id 0x%llx came back", (unsigned long long)id);
 	*key = (struct walk_key){.rkey = rkey, .grant = grant, .id = id, .server = peer->server,
 				 .region = grant->region, .addr = asked->addr, .length = asked->length,
 				 .peer = peer->id.id};
