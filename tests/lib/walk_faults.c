@@ -57,9 +57,15 @@ static void forget(int at)
 /* Whoever's windows are deallocated may be left with some. */
 static void taint_stuck(void)
 {
-	for (int s = 0; s < WALK_SERVERS; s++)
+	for (int s = 0; s < WALK_SERVERS; s++) {
+		struct walk_server *server = &walk.server[s];
+
 		for (int p = 0; p < WALK_PEERS; p++)
-			walk.server[s].peer[p].tainted |= walk.server[s].peer[p].stuck;
+			server->peer[p].tainted |= server->peer[p].stuck;
+		/* What was put in line for it then may still wait there. */
+		for (int i = 0; i < server->n_open; i++)
+			walk_peer_of(server->open[i])->tainted |= server->open[i]->stuck;
+	}
 }
 
 void walk_fault_order(void)
