@@ -26,6 +26,14 @@
  *   mwctl_peer_detach        before ibv_destroy_qp
  *   mwctl_context_close      after mwctl_domain_close
  *
+ * In a program that hands out mr->rkey these are enough, with mwctl_context_open, _size_queues,
+ * _poll_cq and _context_close
+ *
+ *   mwctl_reg_mr             in place of ibv_reg_mr
+ *   mwctl_rkey               in place of mr->rkey: a key for one client
+ *   mwctl_revoke_qp          takes back all that one client holds
+ *   mwctl_detach_qp          before ibv_destroy_qp
+ *
  * Rules for all calls
  *
  *   Threads    Every call may be made from any thread at any time, but for mwctl_context_close.
@@ -123,6 +131,8 @@ enum mwctl_status
   MWCTL_STATUS_DUPLICATE = 35,
   // The range is not made of whole blocks that were taken.
   MWCTL_STATUS_BLOCK_NOT_TAKEN = 36,
+  // The verbs object is not under management.
+  MWCTL_STATUS_NOT_ATTACHED = 37,
   // The device does not support Type 2 memory windows.
   MWCTL_STATUS_UNSUPPORTED = 40,
   // Out of memory.
@@ -610,7 +620,9 @@ mwctl_status mwctl_context_open(struct ibv_context *device,
                                 size_t size,
                                 struct mwctl_context **ctx);
 
-// Ends the management. Refused with BUSY while a domain is open: nothing is leaked silently; and
+// Ends the management. Refused with BUSY while a domain is open: nothing is leaked silently. But what
+// the short calls (mwctl_reg_mr, mwctl_rkey) opened on the way is closed with it, once every queue
+// pair is detached and no right is open; ibv_dereg_mr is then the application's to call. Refused
 // with POISONED after an internal error: such a context stays as it is. Callbacks that are due
 // come during the call.
 // No other call on the context may be under way. NULL does nothing.
@@ -1145,6 +1157,81 @@ mwctl_status mwctl_range_grants(struct mwctl_context *ctx,
                                 uint64_t *grants,
                                 size_t room,
                                 size_t *n);
+
+// In place of ibv_reg_mr, for memory that clients reach by mwctl_rkey: the region gets no remote
+// access of its own, mr->rkey opens nothing. The IBV_ACCESS_REMOTE_* flags of `access` say what may
+// be granted on it. Opens the PD's domain, with its defaults, if none is open: before ibv_dealloc_pd
+// then comes mwctl_detach_pd or mwctl_context_close. NULL with errno on an error, as ibv_reg_mr.
+// May wait (registering pins the memory; a kernel call a window for the domain).
+struct ibv_mr *mwctl_reg_mr(struct mwctl_context *ctx,
+                            struct ibv_pd *pd,
+                            void *addr,
+                            size_t length,
+                            int access);
+
+// In place of ibv_dereg_mr for such a region; one that is not under management is deregistered as it
+// is. Revokes nothing: EBUSY while a right into the region may be open. 0 or an errno value, as
+// ibv_dereg_mr.
+// May wait (a kernel call).
+int mwctl_dereg_mr(struct mwctl_context *ctx,
+                   struct ibv_mr *mr);
+
+// In place of mr->rkey: hands the client behind `qp` a right to `length` bytes from `addr` on, as it
+// will put it into remote_addr, and writes the key to send to *rkey. `access`: IBV_ACCESS_REMOTE_*,
+// or 0 for all that mwctl_reg_mr was told. The queue pair, in RTS, is attached with the defaults if
+// it was not: one of ibv_create_qp_ex, or whose completions are not polled by mwctl_poll_cq, must be
+// attached by mwctl_peer_attach before. *grant, which may be NULL, is for mwctl_revoke; 0 after an
+// error, or what must still be revoked. *rkey is 0 after an error. NOT_ATTACHED: the region is not
+// of mwctl_reg_mr or mwctl_region_attach.
+// May wait.
+mwctl_status mwctl_rkey(struct mwctl_context *ctx,
+                        struct ibv_qp *qp,
+                        struct ibv_mr *mr,
+                        uint64_t addr,
+                        uint64_t length,
+                        uint32_t access,
+                        uint32_t *rkey,
+                        uint64_t *grant);
+
+// Takes back all that the client behind a queue pair holds, as mwctl_revoke_peer; `kill`: enum
+// mwctl_kill. *n, if not NULL, is the number of grants that ended: 0 for a queue pair that is not
+// under management, for there is no right on it. The client can be granted to again.
+// May wait.
+mwctl_status mwctl_revoke_qp(struct mwctl_context *ctx,
+                             struct ibv_qp *qp,
+                             uint64_t timeout_us,
+                             int32_t kill,
+                             size_t *n);
+
+// Before ibv_destroy_qp, or a move to RESET: as mwctl_peer_detach, within the context's timeout. OK
+// for a queue pair that is not under management.
+// May wait.
+mwctl_status mwctl_detach_qp(struct mwctl_context *ctx, struct ibv_qp *qp);
+
+// Before ibv_dealloc_pd, where the context stays open: detaches the PD's regions of mwctl_reg_mr,
+// which are then for ibv_dereg_mr, and closes its domain. BUSY while a queue pair or another region
+// is attached, or a right open. OK for a PD that is not under management.
+// May wait (a kernel call a window).
+mwctl_status mwctl_detach_pd(struct mwctl_context *ctx, struct ibv_pd *pd);
+
+// The peer that a queue pair is attached as, for the calls that want one; NOT_ATTACHED if it isn't. A
+// queue pair at the address of one that was destroyed is not taken for that one.
+// Never waits.
+mwctl_status mwctl_peer_of(struct mwctl_context *ctx,
+                           struct ibv_qp *qp,
+                           struct mwctl_peer *peer);
+
+// The domain that stands for a PD, likewise.
+// Never waits.
+mwctl_status mwctl_domain_of(struct mwctl_context *ctx,
+                             struct ibv_pd *pd,
+                             struct mwctl_domain *domain);
+
+// The region that an MR is attached as, likewise.
+// Never waits.
+mwctl_status mwctl_region_of(struct mwctl_context *ctx,
+                             struct ibv_mr *mr,
+                             struct mwctl_region *region);
 
 #ifdef __cplusplus
 }  // extern "C"

@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use parking_lot::{Condvar, Mutex};
 
+use crate::adopt::Adopted;
 use crate::chain::{Chain, MAX_CHAINS, RESTING_CHAINS, Work, WrIds};
 use crate::cq::Queues;
 use crate::device::{Device, Errno};
@@ -116,6 +117,9 @@ pub struct Context {
     pub service: Mutex<Option<Service>>,
     /// There is no service any more.
     pub service_ended: Condvar,
+    /// Held while a domain is opened on the way, so that no PD gets two.
+    pub adopting: Mutex<()>,
+    pub adopted: Mutex<Adopted>,
 
     pub counters: Counters,
     pub random: Mutex<Random>,
@@ -173,6 +177,8 @@ impl Context {
             attaching: Mutex::default(),
             service: Mutex::default(),
             service_ended: Condvar::default(),
+            adopting: Mutex::default(),
+            adopted: Mutex::default(),
             counters: Counters::default(),
             random: Mutex::new(random),
             memory_of_keys: Mutex::default(),

@@ -74,6 +74,11 @@ impl Pd {
         unsafe { verbs::dealloc_pd(self.raw()) }.map_err(Errno)
     }
 
+    pub fn handle(self) -> u32 {
+        // SAFETY: the PD lives.
+        unsafe { (*self.raw()).handle }
+    }
+
     pub fn device(self) -> *mut ibv_context {
         // SAFETY: the PD lives.
         unsafe { (*self.raw()).context }
@@ -94,9 +99,31 @@ impl Pd {
     }
 }
 
+/// What an MR says of itself, beside its address.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct MrMarks {
+    handle: u32,
+    lkey: u32,
+    addr: u64,
+    length: u64,
+}
+
+/// What a QP says of itself, beside its address and number.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct QpMarks {
+    handle: u32,
+    places: [usize; 3],
+}
+
 impl Mr {
+    pub fn marks(self) -> MrMarks {
+        // SAFETY: the region lives.
+        let mr = unsafe { &*self.raw() };
+        MrMarks { handle: mr.handle, lkey: mr.lkey, addr: mr.addr as u64, length: mr.length as u64 }
+    }
+
     pub fn deregister(self) -> Result<(), Errno> {
-        // SAFETY: only called on a region that `register` made.
+        // SAFETY: the caller's, or one that `register` made; nobody uses it any more.
         unsafe { verbs::dereg_mr(self.raw()) }.map_err(Errno)
     }
 
@@ -168,6 +195,12 @@ impl Qp {
     pub fn pd(self) -> *mut ibv_pd {
         // SAFETY: the QP lives.
         unsafe { (*self.raw()).pd }
+    }
+
+    pub fn marks(self) -> QpMarks {
+        // SAFETY: the QP lives.
+        let qp = unsafe { &*self.raw() };
+        QpMarks { handle: qp.handle, places: [qp.pd as usize, qp.send_cq as usize, qp.recv_cq as usize] }
     }
 
     pub fn send_cq(self) -> Option<Cq> {

@@ -18,6 +18,9 @@ use crate::window::State;
 /// Grants of other windows before an rkey may be used again, unless the options say otherwise.
 pub const DEFAULT_KEY_DISTANCE: u64 = 1_000_000;
 
+/// Windows to have ready, likewise.
+pub const DEFAULT_RESERVE: u32 = 64;
+
 /// A pool that ran empty grows by so many windows.
 const GROWTH: usize = 16;
 
@@ -31,9 +34,18 @@ pub struct DomainOptions {
     pub key_distance: u64,
 }
 
+impl DomainOptions {
+    /// For a domain that nobody gave options for.
+    pub fn default_reserve() -> DomainOptions {
+        DomainOptions { reserve: DEFAULT_RESERVE, ..DomainOptions::default() }
+    }
+}
+
 #[derive(Default)]
 pub struct DomainBody {
     pub pd: Option<Pd>,
+    /// The PD's own number, which tells it from a later one at its address.
+    pub handle: u32,
     /// Addresses of parent domains that stand for the PD.
     aliases: Vec<usize>,
     options: DomainOptions,
@@ -94,6 +106,7 @@ impl Context {
         };
         *slot.body.lock() = DomainBody {
             pd: Some(pd),
+            handle: pd.handle(),
             aliases: aliases.iter().map(|alias| *alias as usize).collect(),
             options,
             ..DomainBody::default()

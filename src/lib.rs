@@ -3,6 +3,7 @@
 //! The core knows no C; `capi` is its C interface. Application objects come in as the values of
 //! `device`; everything that a call hands out is an id.
 
+mod adopt;
 mod capi;
 mod chain;
 mod complete;

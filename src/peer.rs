@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 use crate::chain::Work;
 use crate::context::Context;
 use crate::cq::Mode;
-use crate::device::{Cq, Qp};
+use crate::device::{Cq, Qp, QpMarks};
 use crate::fence::Fence;
 use crate::grid::Grid;
 use crate::id::Kind;
@@ -58,6 +58,7 @@ pub enum Life {
 pub struct PeerBody {
     pub life: Life,
     pub qp: Option<Qp>,
+    pub marks: QpMarks,
     pub domain: u32,
     /// Its number among the domain's clients.
     arrival: u64,
@@ -226,7 +227,7 @@ impl Context {
             ..PeerBody::default()
         };
         fresh.life = if facts.state == verbs::IBV_QPS_RTS { Life::Live } else { Life::Connecting };
-        fresh.qp = Some(qp);
+        (fresh.qp, fresh.marks) = (Some(qp), qp.marks());
         fresh.domain = domain_index;
         fresh.arrival = arrival;
         (fresh.send_queue, fresh.recv_queue) = (send_queue, recv_queue);
@@ -241,7 +242,9 @@ impl Context {
         *body = fresh;
         drop(body);
         self.qps.set(number, Some(index));
-        Ok(self.peer_id(index))
+        let peer = self.peer_id(index);
+        self.adopted.lock().note_peer(qp, peer);
+        Ok(peer)
     }
 
     fn enter_queues(&self, send: Cq, recv: Option<Cq>, options: &PeerOptions) -> Result<(u32, u32)> {
@@ -372,12 +375,15 @@ impl Context {
             self.qps.set(number, None);
         }
         body.life = Life::Unused;
-        body.qp = None;
+        let qp = body.qp.take();
         let (domain, arrival) = (body.domain, body.arrival);
         let (send_queue, recv_queue) = (body.send_queue, body.recv_queue);
         // Whoever polls holds a queue's lock and takes this one: leave the queues without it.
         drop(body);
         self.leave_queues(send_queue, recv_queue);
+        if let Some(qp) = qp {
+            self.adopted.lock().forget_peer(qp, peer);
+        }
         let mut domain_body = self.domains.at(domain).body.lock();
         domain_body.peers -= 1;
         domain_body.pool.leave(arrival);

@@ -6,7 +6,7 @@ use parking_lot::{Mutex, RwLock};
 
 use crate::context::Context;
 use crate::controls::broken;
-use crate::device::Mr;
+use crate::device::{Mr, MrMarks};
 use crate::grid::Grid;
 use crate::id::Kind;
 use crate::memory::Mapping;
@@ -31,12 +31,17 @@ pub struct RegionOptions {
     pub allow_open_parent: bool,
     /// Memory of a device, or of another one's by dmabuf.
     pub device_memory: bool,
+    /// By `reg_mr`: detached with its domain.
+    pub short: bool,
+    /// Rights that may be granted.
+    pub grantable: u32,
 }
 
 #[derive(Clone, Copy, Debug)]
 pub struct RegionFacts {
     pub domain: u32,
     pub mr: Mr,
+    pub marks: MrMarks,
     /// Where clients see it: the iova.
     pub addr: u64,
     pub length: u64,
@@ -46,6 +51,8 @@ pub struct RegionFacts {
     pub parent_open: bool,
     /// A proof means that the memory is at rest.
     pub at_rest: bool,
+    pub short: bool,
+    pub grantable: u32,
 }
 
 pub struct RegionBody {
@@ -104,7 +111,8 @@ impl RegionFacts {
             return Err(Status::AccessNone);
         }
         let writes = verbs::IBV_ACCESS_REMOTE_WRITE | verbs::IBV_ACCESS_REMOTE_ATOMIC;
-        if access & writes != 0 && self.access & verbs::IBV_ACCESS_LOCAL_WRITE == 0 {
+        let unwritable = access & writes != 0 && self.access & verbs::IBV_ACCESS_LOCAL_WRITE == 0;
+        if unwritable || access & !self.grantable != 0 {
             return Err(Status::AccessMissingOnRegion);
         }
         Ok(())
@@ -137,10 +145,7 @@ impl Context {
         if !slot.body.lock().stands_for(mr.pd()) {
             return Err(Status::ForeignPd);
         }
-        let entered = (0..self.regions.len() as u32).any(|other| {
-            self.regions.at(other).body.read().as_ref().is_some_and(|known| known.facts.mr == mr)
-        });
-        if entered {
+        if self.adopted.lock().region(mr).is_some() {
             return Err(Status::AlreadyAttached);
         }
         let (lkey, _, length) = mr.extent();
@@ -160,6 +165,7 @@ impl Context {
         let facts = RegionFacts {
             domain: index,
             mr,
+            marks: mr.marks(),
             addr: options.iova,
             length,
             access: options.access,
@@ -169,6 +175,8 @@ impl Context {
             at_rest: self.capabilities.memory_at_rest
                 && !options.device_memory
                 && options.access & verbs::IBV_ACCESS_RELAXED_ORDERING == 0,
+            short: options.short,
+            grantable: options.grantable,
         };
         self.region_add(domain, facts, None, options.block)
     }
@@ -190,6 +198,7 @@ impl Context {
         let facts = RegionFacts {
             domain: index,
             mr,
+            marks: mr.marks(),
             addr,
             length,
             access,
@@ -197,6 +206,8 @@ impl Context {
             huge_pages: mapping.is_huge(),
             parent_open: false,
             at_rest: self.capabilities.memory_at_rest,
+            short: false,
+            grantable: RIGHTS,
         };
         self.region_add(domain, facts, Some(mapping), block)
     }
@@ -239,14 +250,21 @@ impl Context {
         let count = (facts.length / block) as usize;
         *slot.blocks.lock() = Blocks { size: block, taken: vec![false; count], next: 0 };
         *slot.body.write() = Some(RegionBody { facts, mapping, closing: false });
-        Ok(self.make_id(Kind::Region, index, slot.generation.load(Ordering::Acquire)))
+        let region = self.make_id(Kind::Region, index, slot.generation.load(Ordering::Acquire));
+        self.adopted.lock().note_region(facts.mr, region);
+        Ok(region)
     }
 
     /// Takes a region off the books; success means that `ibv_dereg_mr` is safe, or was done for
     /// a region of ours. Refused while a right into it may be open. May wait.
     pub fn region_detach(&self, region: u64) -> Result<()> {
+        self.region_end(region, false)
+    }
+
+    /// The same, and deregisters the application's region as well if asked to.
+    pub fn region_end(&self, region: u64, deregister: bool) -> Result<()> {
         let (index, slot) = self.region(region)?;
-        let ours = {
+        let (mr, ends, domain) = {
             let mut body = slot.body.write();
             self.region(region)?;
             let known = body.as_mut().filter(|known| !known.closing).ok_or(Status::StaleId)?;
@@ -254,17 +272,20 @@ impl Context {
                 return Err(Status::Busy);
             }
             known.closing = true;
-            known.mapping.is_some().then_some(known.facts.mr)
+            (known.facts.mr, deregister || known.mapping.is_some(), known.facts.domain)
         };
+        // Off the index first: the address may be another region's at once.
+        self.adopted.lock().forget_region(mr, region);
         // A kernel call: nobody waits behind a lock for it.
-        let deregistered = ours.map_or(Ok(()), |mr| mr.deregister());
+        let deregistered = if ends { mr.deregister() } else { Ok(()) };
         let mut body = slot.body.write();
-        let Some(known) = body.as_mut() else { return Err(Status::StaleId) };
         if deregistered.is_err() {
-            known.closing = false;
+            if let Some(known) = body.as_mut() {
+                known.closing = false;
+            }
+            self.adopted.lock().note_region(mr, region);
             return Err(Status::VerbsError);
         }
-        let domain = known.facts.domain;
         *body = None;
         slot.generation.fetch_add(1, Ordering::AcqRel);
         drop(body);

@@ -63,6 +63,8 @@ pub enum Status {
     Duplicate = 35,
     /// The range is not made of whole blocks that were taken.
     BlockNotTaken = 36,
+    /// The verbs object is not under management.
+    NotAttached = 37,
 
     /// The device does not support Type 2 memory windows.
     Unsupported = 40,
@@ -188,6 +190,7 @@ texts!(Status {
     MixedPeers: c"the grants of one prepared chain must belong to one peer",
     Duplicate: c"an id is named twice in one call",
     BlockNotTaken: c"the range is not made of whole blocks that were taken",
+    NotAttached: c"the verbs object is not under management",
     Unsupported: c"the device does not support Type 2 memory windows",
     NoMemory: c"out of memory",
     DeviceLimit: c"the device allocates no more memory windows",

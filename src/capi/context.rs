@@ -80,7 +80,9 @@ fn core_options(opts: mwctl_context_options) -> ContextOptions {
     ContextOptions { timeout_us: opts.timeout_us, log, on_event }
 }
 
-/// Ends the management. Refused with BUSY while a domain is open: nothing is leaked silently; and
+/// Ends the management. Refused with BUSY while a domain is open: nothing is leaked silently. But what
+/// the short calls (mwctl_reg_mr, mwctl_rkey) opened on the way is closed with it, once every queue
+/// pair is detached and no right is open; ibv_dereg_mr is then the application's to call. Refused
 /// with POISONED after an internal error: such a context stays as it is. Callbacks that are due
 /// come during the call.
 /// No other call on the context may be under way. NULL does nothing.
@@ -91,6 +93,7 @@ pub unsafe extern "C" fn mwctl_context_close(ctx: *mut mwctl_context) -> Status 
         return Status::Ok;
     }
     let closed = enter(ctx, |core| {
+        core.close_adopted()?;
         core.check_closable()?;
         core.service_stop()?;
         // What has ended is heard of before the end.

@@ -3,10 +3,8 @@
 use super::types::*;
 use super::{answer, array, enter, options, out};
 use crate::device::Pd;
-use crate::domain::DomainOptions;
+use crate::domain::{DEFAULT_RESERVE, DomainOptions};
 use crate::status::Status;
-
-const DEFAULT_RESERVE: u32 = 64;
 
 /// Takes a protection domain under management and allocates its reserve of windows. The
 /// application keeps the PD, and must not deallocate it before mwctl_domain_close. `size` is

@@ -25,6 +25,8 @@ mod completion;
 
 mod question;
 
+mod adopt;
+
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use crate::context::Context;

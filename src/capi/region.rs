@@ -3,7 +3,7 @@
 use super::types::*;
 use super::{answer, enter, options, out};
 use crate::device::Mr;
-use crate::region::RegionOptions;
+use crate::region::{RIGHTS, RegionOptions};
 use crate::status::{Result, Status};
 
 fn flag(given: u32) -> Result<bool> {
@@ -65,6 +65,8 @@ pub unsafe extern "C" fn mwctl_region_attach(
             block: opts.block_size,
             allow_open_parent: flag(opts.allow_open_parent)?,
             device_memory: flag(opts.device_memory)?,
+            short: false,
+            grantable: RIGHTS,
         };
         if opts.reserved != 0 {
             return Err(Status::UnknownFlags);
