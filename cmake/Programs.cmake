@@ -15,18 +15,21 @@ function(mwctl_program target source)
   target_compile_options(${target} PRIVATE -Wall -Wextra -Werror)
 endfunction()
 
-# One program for each FOLDER/*.c, linked with all of FOLDER/common/*.c, in the build folder's
-# FOLDER. Sets mwctl_FOLDER to their names.
+# One program for each FOLDER/*.c and FOLDER/legacy/*.c, linked with all of FOLDER/common/*.c, in the
+# build folder's folder of the same name. Sets mwctl_FOLDER to their names.
 function(mwctl_programs_of folder)
-  file(GLOB sources CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/${folder}/*.c")
+  file(GLOB sources CONFIGURE_DEPENDS
+    "${PROJECT_SOURCE_DIR}/${folder}/*.c" "${PROJECT_SOURCE_DIR}/${folder}/legacy/*.c")
   file(GLOB common CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/${folder}/common/*.c")
   set(names "")
   foreach(source IN LISTS sources)
     get_filename_component(name "${source}" NAME_WE)
+    get_filename_component(place "${source}" DIRECTORY)
+    file(RELATIVE_PATH place "${PROJECT_SOURCE_DIR}" "${place}")
     mwctl_program(${name} "${source}" ${common})
     target_include_directories(${name} PRIVATE "${PROJECT_SOURCE_DIR}/${folder}")
     set_target_properties(${name} PROPERTIES
-      RUNTIME_OUTPUT_DIRECTORY "${PROJECT_BINARY_DIR}/${folder}")
+      RUNTIME_OUTPUT_DIRECTORY "${PROJECT_BINARY_DIR}/${place}")
     list(APPEND names ${name})
   endforeach()
   set(mwctl_${folder} "${names}" PARENT_SCOPE)

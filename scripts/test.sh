@@ -204,6 +204,8 @@ if [[ $quick == no ]]; then
 		"$0/bench/rpc" --short; "$0/bench/accept" --short' "$build"
 	step "random walk on rxe 6.1" on_rxe 6.1 900 "$build/tests/lib/walk" --steps 20000
 	step "main job on rxe 6.1" on_rxe 6.1 300 "$build/examples-c/rogue_client" --short
+	step "changed programs on rxe 6.1" on_rxe 6.1 120 scripts/check-legacy.sh "$build"
+	step "changed programs on rxe 6.12" on_rxe 6.12 120 scripts/check-legacy.sh "$build"
 	step "conformance on rxe 6.12" on_rxe 6.12 300 tests/conformance/run.sh "$build/tests/conformance"
 fi
 finish
