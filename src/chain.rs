@@ -104,6 +104,14 @@ pub enum Stage {
     Dropped,
 }
 
+/// A request of the application's own that a chain stands for: the completion of the chain's last
+/// request comes out under its number, on success if it was signaled, and after an error.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Told {
+    pub wr_id: u64,
+    pub signaled: bool,
+}
+
 /// What is known of a prepared chain before its commit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Early {
@@ -125,6 +133,8 @@ pub struct ChainBody {
     pub unclear: bool,
     /// The post was cut before the request that asks for a completion.
     pub cut: bool,
+    /// What the application hears of it; kept for the completions of a chain that was given up.
+    pub told: Option<Told>,
     /// Whether the last one of a prepared chain asks for a completion.
     pub signal: bool,
     /// Completions that the posted ones ask for, and how many of them came.

@@ -16,10 +16,29 @@ use crate::window::{AHEAD, NONE, OpId, State, Waiter};
 /// Chains that were given up and whose completions are still told apart.
 const DROPPED: usize = 1 << 14;
 
+/// Whose a completion is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Taken {
+    Ours,
+    Theirs,
+    /// Ours, and the application's by this number: it posted a bind.
+    Told(u64),
+}
+
+impl Taken {
+    /// What the application gets to see of it.
+    pub fn tell(self, wc: &mut verbs::ibv_wc) {
+        if let Taken::Told(wr_id) = self {
+            wc.wr_id = wr_id;
+            wc.opcode = verbs::IBV_WC_BIND_MW;
+        }
+    }
+}
+
 impl Context {
-    /// True if the completion is ours. The application's are looked at, too: what they say of a
+    /// Whether the completion is ours. The application's are looked at, too: what they say of a
     /// QP or a key is taken to heart. What may be posted now is posted, unless `later`.
-    pub fn take(&self, seen: &Completion, later: bool) -> bool {
+    pub fn take(&self, seen: &Completion, later: bool) -> Taken {
         let ours = self.wr_ids.parse(seen.wr_id).and_then(|id| {
             let chain = self.chains.get(id.slot)?;
             chain.is_generation(id.generation).then_some((id, chain))
@@ -28,11 +47,11 @@ impl Context {
             Some((id, chain)) => self.take_ours(id, chain, seen.success, later),
             None if self.is_forgotten(seen.wr_id) => {
                 count(&self.counters.late_completions);
-                true
+                Taken::Ours
             }
             None => {
                 self.observe(seen);
-                false
+                Taken::Theirs
             }
         }
     }
@@ -43,22 +62,24 @@ impl Context {
             && self.wr_ids.parse(wr_id).is_some_and(|id| (id.slot as usize) < self.chains.len())
     }
 
-    fn take_ours(&self, id: WrId, chain: &Chain, success: bool, later: bool) -> bool {
+    fn take_ours(&self, id: WrId, chain: &Chain, success: bool, later: bool) -> Taken {
         let WrId { slot, generation, position } = id;
         let index = chain.peer.load(Ordering::Acquire);
-        let Some(peer) = self.peers.get(index) else { return false };
+        let Some(peer) = self.peers.get(index) else { return Taken::Theirs };
         let mut body = peer.body.lock();
         let mut state = chain.body.lock();
         if !chain.is_generation(generation) || position as usize >= state.posted {
-            return false;
+            return Taken::Theirs;
         }
         let last = position as usize + 1 == state.posted;
+        let told = state.told.filter(|told| last && (told.signaled || !success));
+        let ours = told.map_or(Taken::Ours, |told| Taken::Told(told.wr_id));
         state.seen_of_asked += 1;
         match state.stage {
-            Stage::Idle => return false,
+            Stage::Idle => return Taken::Theirs,
             Stage::Dropped => {
                 count(&self.counters.late_completions);
-                return true;
+                return ours;
             }
             Stage::Prepared => {
                 let reached = position as usize + 1;
@@ -68,10 +89,10 @@ impl Context {
                     Early::Reached(before) => Early::Reached(before.max(reached)),
                     Early::Nothing => Early::Reached(reached),
                 };
-                return true;
+                return ours;
             }
             // The last one speaks for the chain.
-            Stage::Posted if success && !last => return true,
+            Stage::Posted if success && !last => return ours,
             Stage::Posted => {}
         }
         drop(state);
@@ -83,7 +104,7 @@ impl Context {
         } else {
             self.pump(index, &mut body);
         }
-        true
+        ours
     }
 
     /// A posted chain's own completion came. On success everything that was certainly posted
@@ -305,6 +326,7 @@ impl Context {
         {
             let mut state = chain.body.lock();
             state.stage = Stage::Idle;
+            state.told = None;
             state.works.clear();
             chain.generation.fetch_add(1, Ordering::AcqRel);
         }

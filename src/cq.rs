@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering}
 use parking_lot::Mutex;
 use verbs::{ibv_cq, ibv_wc};
 
+use crate::complete::Taken;
 use crate::context::Context;
 use crate::controls::broken;
 use crate::device::{Completion, Cq, Errno};
@@ -277,7 +278,10 @@ impl Context {
             for at in start..start + got {
                 // SAFETY: the device wrote `got` completions from `start` on.
                 let seen = Completion::from(unsafe { out[at].assume_init_ref() });
-                if !self.take(&seen, false) {
+                let taken = self.take(&seen, false);
+                if taken != Taken::Ours {
+                    // SAFETY: as above.
+                    taken.tell(unsafe { out[at].assume_init_mut() });
                     out.swap(*filled, at);
                     *filled += 1;
                 }
@@ -311,8 +315,10 @@ impl Context {
         let kept_before = body.kept.len();
         for wc in some.into_iter().take(got) {
             // SAFETY: the device wrote `got` completions.
-            let wc = unsafe { wc.assume_init() };
-            if !self.take(&Completion::from(&wc), false) {
+            let mut wc = unsafe { wc.assume_init() };
+            let taken = self.take(&Completion::from(&wc), false);
+            if taken != Taken::Ours {
+                taken.tell(&mut wc);
                 count(&self.counters.completions_kept);
                 if !broken("keeping") {
                     body.kept.push_back(wc);
@@ -368,7 +374,7 @@ impl Context {
         if let Some(index) = self.queues.find(cq.raw()) {
             self.queues.at(index).offered.fetch_add(1, Ordering::Release);
         }
-        self.take(seen, later)
+        self.take(seen, later) == Taken::Ours
     }
 }
 

@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering;
 
 use verbs::ibv_send_wr;
 
-use crate::chain::{Early, Kind, MAX_CHAIN, Stage, Work, WrId};
+use crate::chain::{Early, Kind, MAX_CHAIN, Stage, Told, Work, WrId};
 use crate::context::Context;
 use crate::device::{Errno, Mw, Posted, Qp, link};
 use crate::id;
@@ -24,6 +24,20 @@ pub enum Committed {
     First(usize),
     /// The provider reported an error and not where: any number may be posted.
     Unclear,
+}
+
+/// How a chain is posted.
+#[derive(Clone, Copy)]
+pub struct Manner {
+    /// Its last request asks for a completion.
+    pub asks: bool,
+    /// Flags of its first request.
+    pub first: u32,
+    pub told: Option<Told>,
+}
+
+impl Manner {
+    const OURS: Manner = Manner { asks: true, first: 0, told: None };
 }
 
 impl Committed {
@@ -130,57 +144,18 @@ impl Context {
     /// if the rest must wait.
     fn post_chain(&self, index: u32, body: &mut PeerBody, works: &[Work]) -> bool {
         let n = works.len();
-        let qp = body.qp;
-        let (Some(qp), Some(slot)) = (qp, self.chains.take()) else {
+        let (Some(qp), Some(slot)) = (body.qp, self.chains.take()) else {
             self.put_back(body, works);
             self.retry_later(body);
             return false;
         };
-        let chain = self.chains.at(slot);
-        let generation = chain.generation.load(Ordering::Acquire);
-        let mut scratch = self.scratch.lock().pop().unwrap_or_default();
-        for (position, work) in works.iter().enumerate() {
-            let flags = if position + 1 == n { verbs::IBV_SEND_SIGNALED } else { 0 };
-            let id = WrId { slot, generation, position: position as u32 };
-            scratch.push(self.build(*work, id, flags));
-        }
-        // Before the post: its completion may be polled by another thread at once, which then
-        // waits for this peer's lock.
-        chain.peer.store(index, Ordering::Release);
-        let result = qp.post(&mut scratch);
-        count(&self.counters.posts);
-        scratch.clear();
-        self.scratch.lock().push(scratch);
-
+        let result = self.post_in(slot, index, body, qp, works, Manner::OURS);
         let (posted, error) = match result {
             Posted::All => (n, None),
             Posted::Part(posted, error) => (posted, Some(error)),
             Posted::Unclear(error) => (n, Some(error)),
         };
         self.put_back(body, &works[posted..]);
-        body.sequence += 1;
-        if posted == 0 {
-            self.free_chain(slot);
-        } else {
-            let mut state = chain.body.lock();
-            state.stage = Stage::Posted;
-            state.works.clear();
-            state.works.extend_from_slice(&works[..posted]);
-            state.posted = posted;
-            state.asked = if body.signal_all { posted } else { usize::from(posted == n) };
-            state.seen_of_asked = 0;
-            state.unclear = matches!(result, Posted::Unclear(_));
-            state.cut = posted < n;
-            state.begun = body.sequence;
-            state.committed = body.sequence;
-            state.seen = self.queues.at(body.send_queue).seen();
-            for work in &state.works {
-                self.windows.at(work.window).posted.fetch_add(1, Ordering::Relaxed);
-                self.note_posted(*work, state.unclear);
-            }
-            body.used += posted as u32;
-            body.outstanding.push_back(slot);
-        }
         let Some(error) = error else { return true };
         count(&self.counters.post_errors);
         if matches!(result, Posted::Unclear(_)) {
@@ -192,6 +167,66 @@ impl Context {
             return self.refused(index, body, qp, error);
         }
         false
+    }
+
+    /// Posts these requests in a fresh chain's slot and enters what was posted.
+    pub fn post_in(
+        &self,
+        slot: u32,
+        index: u32,
+        body: &mut PeerBody,
+        qp: Qp,
+        works: &[Work],
+        manner: Manner,
+    ) -> Posted {
+        let n = works.len();
+        let chain = self.chains.at(slot);
+        let generation = chain.generation.load(Ordering::Acquire);
+        let mut scratch = self.scratch.lock().pop().unwrap_or_default();
+        for (position, work) in works.iter().enumerate() {
+            let first = if position == 0 { manner.first } else { 0 };
+            let last = if manner.asks && position + 1 == n { verbs::IBV_SEND_SIGNALED } else { 0 };
+            let id = WrId { slot, generation, position: position as u32 };
+            scratch.push(self.build(*work, id, first | last));
+        }
+        // Before the post: its completion may be polled by another thread at once, which then
+        // waits for this peer's lock.
+        chain.peer.store(index, Ordering::Release);
+        let result = qp.post(&mut scratch);
+        count(&self.counters.posts);
+        scratch.clear();
+        self.scratch.lock().push(scratch);
+
+        let posted = match result {
+            Posted::All | Posted::Unclear(_) => n,
+            Posted::Part(posted, _) => posted,
+        };
+        body.sequence += 1;
+        if posted == 0 {
+            self.free_chain(slot);
+            return result;
+        }
+        let asks = manner.asks && posted == n;
+        let mut state = chain.body.lock();
+        state.stage = Stage::Posted;
+        state.works.clear();
+        state.works.extend_from_slice(&works[..posted]);
+        state.posted = posted;
+        state.asked = if body.signal_all { posted } else { usize::from(asks) };
+        state.seen_of_asked = 0;
+        state.unclear = matches!(result, Posted::Unclear(_));
+        state.cut = !asks;
+        state.told = manner.told.filter(|_| posted == n);
+        state.begun = body.sequence;
+        state.committed = body.sequence;
+        state.seen = self.queues.at(body.send_queue).seen();
+        for work in &state.works {
+            self.windows.at(work.window).posted.fetch_add(1, Ordering::Relaxed);
+            self.note_posted(*work, state.unclear);
+        }
+        body.used += posted as u32;
+        body.outstanding.push_back(slot);
+        result
     }
 
     /// The provider refuses the request that is first in line now: that one ends, and the others go
