@@ -40,12 +40,12 @@ finish() {
 	exit 0
 }
 
-# The functions that the header declares with external linkage.
-echo '#include <mwctl.h>' | "${CC:-cc}" -I"$root/include" -E -P -x c - | tr '\n' ' ' | tr ';{}' '\n' |
+# The functions that the two headers declare with external linkage.
+printf '#include <mwctl.h>\n#include <mwctl_compat.h>\n' | "${CC:-cc}" -I"$root/include" -E -P -x c - | tr '\n' ' ' | tr ';{}' '\n' |
 	grep -v 'static inline' | sed -n 's/.*[ *]\(mwctl_[a-z0-9_]*\) *(.*/\1/p' | sort -u >"$work/header"
 count=$(wc -l <"$work/header")
 if [ "$count" -lt 10 ]; then
-	echo "$0: only $count functions were read from mwctl.h" >&2
+	echo "$0: only $count functions were read from the headers" >&2
 	exit 1
 fi
 

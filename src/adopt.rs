@@ -271,6 +271,15 @@ impl Context {
         Ok(())
     }
 
+    /// Some region of a domain.
+    pub fn any_region(&self, domain: u64) -> Option<u64> {
+        let (domain, _) = self.domain(domain).ok()?;
+        let of = |index: &u32| {
+            self.regions.at(*index).body.read().as_ref().is_some_and(|body| body.facts.domain == domain)
+        };
+        (0..self.regions.len() as u32).find(of).map(|index| self.region_id(index))
+    }
+
     fn domain_id(&self, index: u32) -> u64 {
         let generation = self.domains.at(index).generation.load(Ordering::Acquire);
         self.make_id(crate::id::Kind::Domain, index, generation)

@@ -379,6 +379,11 @@ impl Context {
 }
 
 impl Queue {
+    /// Completions that wait for the application's next poll.
+    pub fn kept(&self) -> usize {
+        self.body.lock().kept.len()
+    }
+
     pub fn seen(&self) -> Seen {
         Seen { emptied: self.emptied.load(Ordering::Acquire), offered: self.offered.load(Ordering::Acquire) }
     }

@@ -127,6 +127,11 @@ impl Mr {
         unsafe { verbs::dereg_mr(self.raw()) }.map_err(Errno)
     }
 
+    pub fn device(self) -> *mut ibv_context {
+        // SAFETY: the region lives.
+        unsafe { (*self.raw()).context }
+    }
+
     pub fn pd(self) -> *mut ibv_pd {
         // SAFETY: the region lives.
         unsafe { (*self.raw()).pd }
@@ -142,6 +147,103 @@ impl Mr {
         // SAFETY: the region lives.
         let mr = unsafe { &*self.raw() };
         (mr.lkey, mr.addr as u64, mr.length as u64)
+    }
+}
+
+/// What a program that is changed over by `mwctl_compat.h` does with its own objects.
+impl Device {
+    pub fn close(self) -> Result<(), Errno> {
+        // SAFETY: the application closes it, and uses it no more.
+        unsafe { verbs::close_device(self.raw()) }.map_err(Errno)
+    }
+
+    pub fn create_cq(
+        self,
+        cqe: i32,
+        context: *mut libc::c_void,
+        channel: *mut verbs::ibv_comp_channel,
+        vector: i32,
+    ) -> Result<Cq, Errno> {
+        // SAFETY: the context lives; the rest is the application's.
+        unsafe { verbs::create_cq(self.raw(), cqe, context, channel, vector) }.map(Cq).map_err(Errno)
+    }
+}
+
+impl Pd {
+    pub fn register_iova(
+        self,
+        addr: *mut libc::c_void,
+        length: usize,
+        iova: u64,
+        access: u32,
+    ) -> Result<Mr, Errno> {
+        // SAFETY: the PD lives; the memory is the application's.
+        unsafe { verbs::reg_mr_iova(self.raw(), addr, length, iova, access) }.map(Mr).map_err(Errno)
+    }
+
+    pub fn create_qp(self, attr: &mut verbs::ibv_qp_init_attr) -> Result<Qp, Errno> {
+        // SAFETY: the PD lives; the attributes are the application's.
+        unsafe { verbs::create_qp(self.raw(), attr) }.map(Qp).map_err(Errno)
+    }
+}
+
+impl Cq {
+    pub fn resize(self, cqe: i32) -> Result<(), Errno> {
+        // SAFETY: the CQ lives.
+        unsafe { verbs::resize_cq(self.raw(), cqe) }.map_err(Errno)
+    }
+
+    pub fn destroy(self) -> Result<(), Errno> {
+        // SAFETY: the application destroys it, and uses it no more.
+        unsafe { verbs::destroy_cq(self.raw()) }.map_err(Errno)
+    }
+}
+
+impl Qp {
+    pub fn device(self) -> *mut ibv_context {
+        // SAFETY: the QP lives.
+        unsafe { (*self.raw()).context }
+    }
+
+    pub fn modify(self, attr: &mut verbs::ibv_qp_attr, mask: u32) -> Result<(), Errno> {
+        // SAFETY: the QP lives.
+        unsafe { verbs::modify_qp(self.raw(), attr, mask) }.map_err(Errno)
+    }
+
+    pub fn destroy(self) -> Result<(), Errno> {
+        // SAFETY: the application destroys it, and uses it no more.
+        unsafe { verbs::destroy_qp(self.raw()) }.map_err(Errno)
+    }
+}
+
+/// A window of the application's own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OwnMw(NonNull<ibv_mw>);
+
+impl OwnMw {
+    /// # Safety
+    /// The window must live.
+    pub unsafe fn new(raw: NonNull<ibv_mw>) -> Self {
+        OwnMw(raw)
+    }
+
+    pub fn alloc(pd: Pd, mw_type: u32) -> Result<OwnMw, Errno> {
+        // SAFETY: the PD lives.
+        unsafe { verbs::alloc_mw(pd.raw(), mw_type) }.map(OwnMw).map_err(Errno)
+    }
+
+    pub fn raw(self) -> *mut ibv_mw {
+        self.0.as_ptr()
+    }
+
+    pub fn bind(self, qp: Qp, bind: &mut verbs::ibv_mw_bind) -> Result<(), Errno> {
+        // SAFETY: the objects live.
+        unsafe { verbs::bind_mw(qp.raw(), self.raw(), bind) }.map_err(Errno)
+    }
+
+    pub fn dealloc(self) -> Result<(), Errno> {
+        // SAFETY: the application deallocates it, and uses it no more.
+        unsafe { verbs::dealloc_mw(self.raw()) }.map_err(Errno)
     }
 }
 

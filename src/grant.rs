@@ -40,7 +40,7 @@ pub struct Checked {
     pub request: Request,
     pub peer: u32,
     pub region: u32,
-    facts: RegionFacts,
+    pub facts: RegionFacts,
 }
 
 impl Context {
@@ -103,6 +103,12 @@ impl Context {
         let request = &checked.request;
         self.peer(request.peer)?;
         self.check_peer(checked.peer, body, request.access)?;
+        self.place_at(checked, body)
+    }
+
+    /// The same for a peer that was looked at.
+    pub fn place_at(&self, checked: &Checked, body: &mut PeerBody) -> Result<(u32, u64, u32)> {
+        let request = &checked.request;
         let region = self.regions.at(checked.region);
         let alive = region.body.read();
         self.region(request.region)?;

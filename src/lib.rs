@@ -4,8 +4,10 @@
 //! `device`; everything that a call hands out is an id.
 
 mod adopt;
+mod bind;
 mod capi;
 mod chain;
+mod compat;
 mod complete;
 mod context;
 mod controls;

@@ -192,7 +192,7 @@ impl Context {
         self.add_window(op, window, Some(generation))
     }
 
-    fn add_window(&self, op: OpId, window_index: u32, generation: Option<u32>) -> Result<()> {
+    pub fn add_window(&self, op: OpId, window_index: u32, generation: Option<u32>) -> Result<()> {
         let window = self.windows.at(window_index);
         let owner = window.peer();
         let peer = self.peers.get(owner).ok_or(Status::StaleId)?;
@@ -203,7 +203,7 @@ impl Context {
     }
 
     /// Makes the operation wait for the end of a window's grant. The peer's lock is held.
-    fn attach(
+    pub fn attach(
         &self,
         op: OpId,
         owner: u32,
@@ -272,7 +272,7 @@ impl Context {
 
     /// Whether nobody has begun to end the grant, and its bind is not waiting in our own line or in
     /// the application's hands.
-    fn is_untouched(&self, window_index: u32) -> bool {
+    pub fn is_untouched(&self, window_index: u32) -> bool {
         let window = self.windows.at(window_index);
         let bound = match window.state() {
             State::Valid => true,

@@ -15,14 +15,18 @@ use crate::status::{Proof, Result, Status};
 
 /// A pointer of the application's, handed back to it and never followed.
 #[derive(Clone, Copy)]
-struct User(*mut c_void);
+pub struct User(*mut c_void);
 // SAFETY: handed back only.
 unsafe impl Send for User {}
 // SAFETY: as above.
 unsafe impl Sync for User {}
 
 impl User {
-    fn get(self) -> *mut c_void {
+    pub fn new(user: *mut c_void) -> User {
+        User(user)
+    }
+
+    pub fn get(self) -> *mut c_void {
         self.0
     }
 }
@@ -39,11 +43,10 @@ pub unsafe extern "C" fn mwctl_context_open(
     size: usize,
     ctx: *mut *mut mwctl_context,
 ) -> Status {
-    fork::arm();
+    get_ready();
     if fork::is_child() {
         return Status::Forked;
     }
-    silence_panics();
     let open = || -> Result<()> {
         // SAFETY: the caller's pointers, as documented.
         let place = unsafe { out(ctx) }?;
@@ -55,6 +58,12 @@ pub unsafe extern "C" fn mwctl_context_open(
         Ok(())
     };
     std::panic::catch_unwind(std::panic::AssertUnwindSafe(open)).map_or(Status::Poisoned, Status::from)
+}
+
+/// What must be there before a context is.
+pub fn get_ready() {
+    fork::arm();
+    silence_panics();
 }
 
 /// A caught panic goes to the log, not to the host's stderr. The hook is the library's own: its std
@@ -93,6 +102,9 @@ pub unsafe extern "C" fn mwctl_context_close(ctx: *mut mwctl_context) -> Status 
         return Status::Ok;
     }
     let closed = enter(ctx, |core| {
+        if crate::compat::owns(core) {
+            return Err(Status::Busy);
+        }
         core.close_adopted()?;
         core.check_closable()?;
         core.service_stop()?;

@@ -27,6 +27,8 @@ mod question;
 
 mod adopt;
 
+mod compat;
+
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use crate::context::Context;

@@ -186,6 +186,10 @@ pub unsafe fn query_device(context: *mut ibv_context) -> Result<ibv_device_attr,
     Ok(attr)
 }
 
+pub unsafe fn close_device(context: *mut ibv_context) -> Result<(), c_int> {
+    checked(|| unsafe { exported::ibv_close_device(context) })
+}
+
 /// The device's name, such as `mlx5_0`. It lives as long as the device.
 pub unsafe fn get_device_name<'a>(device: *mut ibv_device) -> Option<&'a CStr> {
     let name = unsafe { exported::ibv_get_device_name(device) };
@@ -273,6 +277,11 @@ pub unsafe fn create_cq(
     comp_vector: c_int,
 ) -> Result<NonNull<ibv_cq>, c_int> {
     checked_ptr(|| unsafe { exported::ibv_create_cq(context, cqe, cq_context, channel, comp_vector) })
+}
+
+/// A queue that holds more than `cqe` entries now can't be made smaller.
+pub unsafe fn resize_cq(cq: *mut ibv_cq, cqe: c_int) -> Result<(), c_int> {
+    checked(|| unsafe { exported::ibv_resize_cq(cq, cqe) })
 }
 
 pub unsafe fn destroy_cq(cq: *mut ibv_cq) -> Result<(), c_int> {

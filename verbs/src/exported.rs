@@ -38,6 +38,7 @@ extern "C" {
         channel: *mut ibv_comp_channel,
         comp_vector: c_int,
     ) -> *mut ibv_cq;
+    pub fn ibv_resize_cq(cq: *mut ibv_cq, cqe: c_int) -> c_int;
     pub fn ibv_destroy_cq(cq: *mut ibv_cq) -> c_int;
     pub fn ibv_get_cq_event(
         channel: *mut ibv_comp_channel,

@@ -1,0 +1,518 @@
+/* SPDX-License-Identifier: MIT OR Apache-2.0 */
+/*
+ * A program for Type 1 windows, built twice: as it is, and with `-include mwctl_compat.h` and no other
+ * change. Both must pass. What the second alone promises is under MWCTL_COMPAT_H.
+ */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "rc_pair.h"
+
+#define BLOCK 4096
+#define BLOCKS 4
+#define REMOTE (IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ)
+#define ENTRIES 32
+
+struct scene {
+	struct rc_device device;
+	struct ibv_pd *pd, *client_pd;
+	struct rc_memory memory, local;
+	struct rc_options options;
+	struct rc_pair pair[2];
+	struct ibv_mw *mw;
+};
+
+static void open_scene(struct scene *s, int sq_sig_all)
+{
+	memset(s, 0, sizeof(*s));
+	rc_device_open(&s->device);
+	if (!(s->device.attr.device_cap_flags & IBV_DEVICE_MEM_WINDOW))
+		rc_skip("%s has no Type 1 windows", s->device.label);
+	s->pd = ibv_alloc_pd(s->device.context);
+	s->client_pd = ibv_alloc_pd(s->device.context);
+	RC_CHECK(s->pd && s->client_pd);
+	rc_memory_open(&s->memory, s->pd, BLOCK * BLOCKS, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_MW_BIND);
+	rc_memory_open(&s->local, s->client_pd, BLOCK, IBV_ACCESS_LOCAL_WRITE);
+	s->options = (struct rc_options){.server_pd = s->pd,
+					 .client_pd = s->client_pd,
+					 .max_send_wr = ENTRIES,
+					 .max_recv_wr = 256,
+					 .cqe = 512,
+					 .sq_sig_all = sq_sig_all};
+	for (int i = 0; i < 2; i++)
+		rc_pair_open(&s->pair[i], &s->device, &s->options);
+	s->mw = ibv_alloc_mw(s->pd, IBV_MW_TYPE_1);
+	RC_CHECK(s->mw && s->mw->pd == s->pd && s->mw->context == s->device.context &&
+		 s->mw->type == IBV_MW_TYPE_1);
+}
+
+static void close_scene(struct scene *s)
+{
+	struct mwctl_sim_misuse misuse;
+
+	RC_CHECK_EQ(0, ibv_dealloc_mw(s->mw));
+	for (int i = 0; i < 2; i++)
+		rc_pair_close(&s->pair[i]);
+	rc_memory_close(&s->local);
+	rc_memory_close(&s->memory);
+	RC_CHECK_EQ(0, ibv_dealloc_pd(s->client_pd));
+	RC_CHECK_EQ(0, ibv_dealloc_pd(s->pd));
+	rc_device_close(&s->device);
+	if (mwctl_sim_present() && mwctl_sim_misuse_next(&misuse, sizeof(misuse)))
+		RC_FAIL("misuse of the device: %s", misuse.text);
+}
+
+/* A client that did what it may not has lost its queue pair: it comes back with a new one. */
+static void come_back(struct scene *s, int client)
+{
+	rc_pair_close(&s->pair[client]);
+	rc_pair_open(&s->pair[client], &s->device, &s->options);
+}
+
+static uint8_t *block(struct scene *s, int number)
+{
+	return s->memory.at + number * BLOCK;
+}
+
+static int post_bind(struct scene *s, int client, int number, size_t length, unsigned int access, uint64_t wr_id,
+		     unsigned int flags)
+{
+	struct ibv_mw_bind bind = {
+		.wr_id = wr_id,
+		.send_flags = flags,
+		.bind_info = {.mr = s->memory.mr,
+			      .addr = (uintptr_t)block(s, number),
+			      .length = length,
+			      .mw_access_flags = access},
+	};
+
+	return ibv_bind_mw(s->pair[client].server.qp, s->mw, &bind);
+}
+
+static void await(struct scene *s, int client, uint64_t wr_id, enum ibv_wc_opcode opcode)
+{
+	struct ibv_wc wc = rc_wait(s->pair[client].server.cq);
+
+	RC_CHECK_STATUS(IBV_WC_SUCCESS, wc.status);
+	RC_CHECK_EQ(wr_id, wc.wr_id);
+	RC_CHECK_EQ(opcode, wc.opcode);
+	RC_CHECK_EQ(s->pair[client].server.qp->qp_num, wc.qp_num);
+}
+
+static void await_bind(struct scene *s, int client, uint64_t wr_id)
+{
+	await(s, client, wr_id, IBV_WC_BIND_MW);
+}
+
+/* A signaled bind, waited for; returns the key. */
+static uint32_t bind(struct scene *s, int client, int number, unsigned int access)
+{
+	static uint64_t wr_id = 1000;
+	uint32_t rkey;
+
+	RC_CHECK_EQ(0, post_bind(s, client, number, BLOCK, access, ++wr_id, IBV_SEND_SIGNALED));
+	rkey = s->mw->rkey;
+	await_bind(s, client, wr_id);
+	RC_CHECK_EQ(rkey, s->mw->rkey);
+	return rkey;
+}
+
+static void nothing_more(struct scene *s, int client)
+{
+	rc_wait_nothing(s->pair[client].server.cq, 20);
+}
+
+static enum ibv_wc_status write_to(struct scene *s, int client, int number, uint32_t rkey, int byte)
+{
+	memset(s->local.at, byte, 64);
+	return rc_write(&s->pair[client].client, &s->local, 64, block(s, number), rkey);
+}
+
+static void lands(struct scene *s, int client, int number, uint32_t rkey)
+{
+	static uint8_t byte;
+
+	byte = byte % 200 + 1;
+	RC_CHECK_STATUS(IBV_WC_SUCCESS, write_to(s, client, number, rkey, byte));
+	RC_CHECK_EQ(byte, *block(s, number));
+}
+
+static void denied(struct scene *s, int client, int number, uint32_t rkey)
+{
+	uint8_t before = *block(s, number);
+
+	RC_CHECK_STATUS(IBV_WC_REM_ACCESS_ERR, write_to(s, client, number, rkey, 201));
+	RC_CHECK_EQ(before, *block(s, number));
+	come_back(s, client);
+}
+
+static void test_bind(void)
+{
+	struct scene s;
+	uint32_t first, second;
+
+	open_scene(&s, 0);
+	first = s.mw->rkey;
+	RC_CHECK(bind(&s, 0, 0, REMOTE) != first);
+	lands(&s, 0, 0, s.mw->rkey);
+	RC_CHECK_STATUS(IBV_WC_SUCCESS,
+			rc_read(&s.pair[0].client, &s.local, 64, block(&s, 0), s.mw->rkey));
+	rc_ok("a bind sets the key at once and completes under its number");
+
+	first = s.mw->rkey;
+	second = bind(&s, 0, 1, REMOTE);
+	RC_CHECK(first != second);
+	lands(&s, 0, 1, second);
+	denied(&s, 0, 0, first);
+	rc_ok("a bound window is bound again: the new key works, the old one is dead");
+
+	first = bind(&s, 0, 2, IBV_ACCESS_REMOTE_READ);
+	RC_CHECK_STATUS(IBV_WC_SUCCESS, rc_read(&s.pair[0].client, &s.local, 64, block(&s, 2), first));
+	denied(&s, 0, 2, first);
+	rc_ok("the right to read is none to write");
+	close_scene(&s);
+}
+
+static void test_unbind(void)
+{
+	struct scene s;
+	uint32_t rkey;
+
+	open_scene(&s, 0);
+	RC_CHECK_EQ(0, post_bind(&s, 0, 0, 0, 0, 1, IBV_SEND_SIGNALED));
+	await_bind(&s, 0, 1);
+	RC_CHECK_EQ(0, post_bind(&s, 0, 0, 0, 0, 2, 0));
+	nothing_more(&s, 0);
+	rc_ok("length 0 for a window that is not bound: a completion if it was asked for");
+
+	rkey = bind(&s, 0, 0, REMOTE);
+	lands(&s, 0, 0, rkey);
+	RC_CHECK_EQ(0, post_bind(&s, 0, 0, 0, 0, 3, IBV_SEND_SIGNALED));
+	await_bind(&s, 0, 3);
+	denied(&s, 0, 0, rkey);
+	rc_ok("length 0 unbinds");
+
+	rkey = bind(&s, 0, 1, REMOTE);
+	RC_CHECK_EQ(0, post_bind(&s, 0, 0, 0, 0, 4, 0));
+	RC_CHECK_EQ(0, post_bind(&s, 0, 2, BLOCK, REMOTE, 5, IBV_SEND_SIGNALED));
+	await_bind(&s, 0, 5);
+	nothing_more(&s, 0);
+	lands(&s, 0, 2, s.mw->rkey);
+	denied(&s, 0, 1, rkey);
+	rc_ok("an unbind that asks for no completion, and a bind behind it");
+	close_scene(&s);
+}
+
+static void test_dealloc(void)
+{
+	struct scene s;
+	uint32_t rkey;
+
+	open_scene(&s, 0);
+	rkey = bind(&s, 0, 0, REMOTE);
+	lands(&s, 0, 0, rkey);
+	RC_CHECK_EQ(0, ibv_dealloc_mw(s.mw));
+	denied(&s, 0, 0, rkey);
+
+	s.mw = ibv_alloc_mw(s.pd, IBV_MW_TYPE_1);
+	RC_CHECK(s.mw != NULL);
+	RC_CHECK_EQ(0, post_bind(&s, 0, 0, BLOCK, REMOTE, 6, 0));
+	rkey = s.mw->rkey;
+	RC_CHECK_EQ(0, post_bind(&s, 0, 1, BLOCK, REMOTE, 7, 0));
+	RC_CHECK_EQ(0, post_bind(&s, 0, 2, BLOCK, REMOTE, 8, IBV_SEND_SIGNALED));
+	await_bind(&s, 0, 8);
+	RC_CHECK_EQ(0, ibv_dealloc_mw(s.mw));
+	nothing_more(&s, 0);
+	denied(&s, 0, 0, rkey);
+	s.mw = ibv_alloc_mw(s.pd, IBV_MW_TYPE_1);
+	RC_CHECK(s.mw != NULL);
+	close_scene(&s);
+	rc_ok("a bound window is deallocated: its key is dead when the call returns");
+}
+
+/* Binds of all kinds between the server's own SENDs: what was asked for completes, in order, and
+ * nothing else. */
+static void test_order(int sq_sig_all)
+{
+	struct scene s;
+	struct ibv_sge sge = {0};
+	struct ibv_send_wr wr, *bad;
+	uint64_t expected[ENTRIES];
+	enum ibv_wc_opcode opcode[ENTRIES];
+	unsigned int seed = 7;
+	uint64_t wr_id = 1;
+
+	open_scene(&s, sq_sig_all);
+	for (int round = 0; round < 200; round++) {
+		int n = 0, posts = 1 + (int)(rand_r(&seed) % 12);
+
+		for (int i = 0; i < posts; i++, wr_id++) {
+			/* The last one is signaled, so that the round has an end. */
+			bool signaled = i + 1 == posts || rand_r(&seed) % 2;
+			unsigned int flags = signaled ? IBV_SEND_SIGNALED : 0;
+			int what = (int)(rand_r(&seed) % 4);
+
+			if (what == 0) {
+				rc_post_recv(&s.pair[0].client, &s.local, 1);
+				sge = (struct ibv_sge){.addr = (uintptr_t)s.memory.at, .length = 8,
+						       .lkey = s.memory.mr->lkey};
+				wr = (struct ibv_send_wr){.wr_id = wr_id, .sg_list = &sge, .num_sge = 1,
+							  .opcode = IBV_WR_SEND, .send_flags = flags};
+				RC_CHECK_EQ(0, ibv_post_send(s.pair[0].server.qp, &wr, &bad));
+			} else {
+				if (what == 1)
+					flags |= IBV_SEND_FENCE;
+				RC_CHECK_EQ(0, post_bind(&s, 0, what - 1, what == 3 ? 0 : BLOCK,
+							 what == 3 ? 0 : REMOTE, wr_id, flags));
+			}
+			if (signaled || sq_sig_all) {
+				opcode[n] = what ? IBV_WC_BIND_MW : IBV_WC_SEND;
+				expected[n++] = wr_id;
+			}
+		}
+		for (int i = 0; i < n; i++)
+			await(&s, 0, expected[i], opcode[i]);
+		while (ibv_poll_cq(s.pair[0].client.cq, 1, &(struct ibv_wc){0}) > 0)
+			;
+	}
+	nothing_more(&s, 0);
+	lands(&s, 0, 0, bind(&s, 0, 0, REMOTE));
+	close_scene(&s);
+	rc_ok("binds between SENDs%s: what was asked for completes, in order, and nothing else",
+	      sq_sig_all ? " under sq_sig_all" : "");
+}
+
+/* Nobody polls: in the end there is no room, and nothing is lost. */
+static void test_full_queue(void)
+{
+	struct scene s;
+	uint64_t posted = 0, most = 16 * ENTRIES;
+	int error = 0;
+
+	open_scene(&s, 0);
+#ifndef MWCTL_COMPAT_H
+	/* The device in the process calls it misuse. */
+	if (mwctl_sim_present())
+		most = ENTRIES;
+#endif
+	/* A device may have more room than was asked for. */
+	while (posted < most &&
+	       !(error = post_bind(&s, 0, (int)(posted % BLOCKS), BLOCK, REMOTE, posted, IBV_SEND_SIGNALED)))
+		posted++;
+	RC_CHECK(posted >= ENTRIES);
+	if (error)
+		RC_CHECK_EQ(ENOMEM, error);
+#ifdef MWCTL_COMPAT_H
+	else
+		RC_FAIL("no end to the room");
+#endif
+	for (uint64_t i = 0; i < posted; i++)
+		await_bind(&s, 0, i);
+	nothing_more(&s, 0);
+	lands(&s, 0, (int)((posted - 1) % BLOCKS), s.mw->rkey);
+	/* And of those that ask for no completion any number, with one now and then. */
+	for (uint64_t i = 1; i < 10 * ENTRIES; i++) {
+		bool signaled = i % (ENTRIES / 2) == 0;
+
+		RC_CHECK_EQ(0, post_bind(&s, 0, 0, BLOCK, REMOTE, i, signaled ? IBV_SEND_SIGNALED : 0));
+		if (signaled)
+			await_bind(&s, 0, i);
+	}
+	close_scene(&s);
+	rc_ok("a full queue refuses with ENOMEM, and no completion is lost");
+}
+
+static void test_dead_queue(void)
+{
+	struct scene s;
+	struct ibv_wc wc;
+	uint32_t rkey;
+
+	open_scene(&s, 0);
+	rkey = bind(&s, 0, 0, REMOTE);
+	rc_qp_modify(s.pair[0].server.qp, IBV_QPS_ERR);
+	RC_CHECK_EQ(0, post_bind(&s, 0, 1, BLOCK, REMOTE, 11, IBV_SEND_SIGNALED));
+	RC_CHECK_EQ(0, post_bind(&s, 0, 2, BLOCK, REMOTE, 12, IBV_SEND_SIGNALED));
+	for (uint64_t wr_id = 11; wr_id <= 12; wr_id++) {
+		wc = rc_wait(s.pair[0].server.cq);
+		RC_CHECK_EQ(wr_id, wc.wr_id);
+		RC_CHECK_STATUS(IBV_WC_WR_FLUSH_ERR, wc.status);
+	}
+	nothing_more(&s, 0);
+	/* As Type 1 wants it after an error. */
+	s.mw->rkey = rkey;
+	come_back(&s, 0);
+	lands(&s, 0, 0, bind(&s, 0, 0, REMOTE));
+	close_scene(&s);
+	rc_ok("binds on a queue pair in ERR are flushed under their numbers; the window lives on");
+}
+
+static void test_reset(void)
+{
+	struct scene s;
+
+	open_scene(&s, 0);
+	bind(&s, 0, 0, REMOTE);
+	rc_pair_reconnect(&s.pair[0], &s.options);
+	lands(&s, 0, 1, bind(&s, 0, 1, REMOTE));
+	close_scene(&s);
+	rc_ok("a queue pair through RESET");
+}
+
+static void test_refusals(void)
+{
+	struct scene s;
+	struct ibv_mw *type2;
+	struct ibv_mw_bind bad = {.wr_id = 13, .bind_info = {.length = 64}};
+	struct rc_memory foreign;
+
+	open_scene(&s, 0);
+	RC_CHECK_EQ(EINVAL, ibv_bind_mw(s.pair[0].server.qp, s.mw, &bad));
+	rc_memory_open(&foreign, s.client_pd, BLOCK, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_MW_BIND);
+	bad.bind_info.mr = foreign.mr;
+	bad.bind_info.addr = (uintptr_t)foreign.at;
+	RC_CHECK_EQ(EPERM, ibv_bind_mw(s.pair[0].server.qp, s.mw, &bad));
+	rc_memory_close(&foreign);
+	type2 = ibv_alloc_mw(s.pd, IBV_MW_TYPE_2);
+	if (type2) {
+		RC_CHECK_EQ(EINVAL, ibv_bind_mw(s.pair[0].server.qp, type2, &bad));
+		RC_CHECK_EQ(IBV_MW_TYPE_2, type2->type);
+		RC_CHECK_EQ(0, ibv_dealloc_mw(type2));
+	}
+	bind(&s, 0, 0, REMOTE);
+#ifndef MWCTL_COMPAT_H
+	/* The device in the process calls it misuse. */
+	if (!mwctl_sim_present())
+#endif
+		RC_CHECK(ibv_dereg_mr(s.memory.mr) != 0);
+	lands(&s, 0, 0, s.mw->rkey);
+	RC_CHECK_EQ(0, post_bind(&s, 0, 0, 0, 0, 14, IBV_SEND_SIGNALED));
+	await_bind(&s, 0, 14);
+	close_scene(&s);
+	rc_ok("what verbs refuses is refused in the same way");
+}
+
+#ifdef MWCTL_COMPAT_H
+
+static void test_pinned(void)
+{
+	struct scene s;
+	mwctl_context *ctx;
+	mwctl_domain domain;
+	mwctl_stats stats;
+	uint32_t rkey;
+
+	open_scene(&s, 0);
+	rkey = bind(&s, 0, 0, REMOTE);
+	lands(&s, 0, 0, rkey);
+	denied(&s, 1, 0, rkey);
+	lands(&s, 0, 0, rkey);
+	rc_ok("another queue pair of the PD can't use the key");
+
+	RC_CHECK_EQ(EOPNOTSUPP, post_bind(&s, 1, 1, BLOCK, REMOTE, 20, IBV_SEND_SIGNALED));
+	RC_CHECK_EQ(EOPNOTSUPP, errno);
+	RC_CHECK(strstr(mwctl_compat_error(), "another queue pair"));
+	lands(&s, 0, 0, rkey);
+	RC_CHECK_EQ(0, post_bind(&s, 0, 0, 0, 0, 21, IBV_SEND_SIGNALED));
+	await_bind(&s, 0, 21);
+	rkey = bind(&s, 1, 1, REMOTE);
+	lands(&s, 1, 1, rkey);
+	rc_ok("a bound window is not bound on another queue pair, and one that was unbound is");
+
+	ctx = mwctl_compat_context(s.device.context);
+	RC_CHECK(ctx && !mwctl_domain_of(ctx, s.pd, &domain));
+	RC_CHECK_EQ(MWCTL_STATUS_OK, mwctl_check(ctx, domain, s.pair[1].server.qp->qp_num,
+						 (uintptr_t)block(&s, 1), 64, IBV_ACCESS_REMOTE_WRITE, NULL));
+	RC_CHECK_EQ(MWCTL_STATUS_OK, mwctl_stats_get(ctx, &stats, sizeof(stats)));
+	RC_CHECK(stats.proved_invalidated >= 1);
+	RC_CHECK_EQ(MWCTL_STATUS_BUSY, mwctl_context_close(ctx));
+	rc_ok("the library's own questions go on working beside");
+	close_scene(&s);
+}
+
+static int messages;
+
+static void on_message(void *user, const char *text)
+{
+	RC_CHECK(user == &messages && *text);
+	messages++;
+}
+
+static void test_messages(void)
+{
+	struct scene s;
+	struct rc_memory kept;
+	struct ibv_mw_bind bind = {.wr_id = 30, .send_flags = IBV_SEND_SIGNALED};
+
+	open_scene(&s, 0);
+	mwctl_compat_on_message(on_message, &messages);
+	kept = s.memory;
+	rc_memory_open(&s.memory, s.pd, BLOCK,
+		       IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_MW_BIND | IBV_ACCESS_REMOTE_WRITE);
+	messages = 0;
+	bind.bind_info = (struct ibv_mw_bind_info){s.memory.mr, (uintptr_t)s.memory.at, 64, REMOTE};
+	RC_CHECK_EQ(0, ibv_bind_mw(s.pair[0].server.qp, s.mw, &bind));
+	await_bind(&s, 0, 30);
+	RC_CHECK_EQ(1, messages);
+	RC_CHECK(strstr(mwctl_compat_error(), "remote access"));
+	RC_CHECK_EQ(0, ibv_bind_mw(s.pair[0].server.qp, s.mw, &bind));
+	await_bind(&s, 0, 30);
+	RC_CHECK_EQ(1, messages);
+	rc_ok("a region whose own key stays open is told of, once");
+
+	bind.bind_info.addr += BLOCK;
+	RC_CHECK_EQ(EINVAL, ibv_bind_mw(s.pair[0].server.qp, s.mw, &bind));
+	RC_CHECK_EQ(2, messages);
+	RC_CHECK_STATE(IBV_QPS_RTS, s.pair[0].server.qp);
+	rc_ok("a range outside of the region is refused at once, and costs no queue pair");
+
+	bind.bind_info.length = 0;
+	RC_CHECK_EQ(0, ibv_bind_mw(s.pair[0].server.qp, s.mw, &bind));
+	await_bind(&s, 0, 30);
+	RC_CHECK_EQ(0, ibv_dealloc_mw(s.mw));
+	s.mw = ibv_alloc_mw(s.pd, IBV_MW_TYPE_1);
+	rc_memory_close(&s.memory);
+	s.memory = kept;
+	mwctl_compat_on_message(NULL, NULL);
+	close_scene(&s);
+}
+
+/* Completions that a call took off the queue while it waited come with the next poll. */
+static void test_kept(void)
+{
+	struct scene s;
+
+	open_scene(&s, 0);
+	for (uint64_t i = 0; i < 8; i++)
+		RC_CHECK_EQ(0, post_bind(&s, 0, 0, BLOCK, REMOTE, 40 + i, IBV_SEND_SIGNALED));
+	RC_CHECK_EQ(0, ibv_dealloc_mw(s.mw));
+	for (uint64_t i = 0; i < 8; i++)
+		await_bind(&s, 0, 40 + i);
+	nothing_more(&s, 0);
+	s.mw = ibv_alloc_mw(s.pd, IBV_MW_TYPE_1);
+	close_scene(&s);
+	rc_ok("a window is deallocated behind binds that nobody has polled: none of them is lost");
+}
+
+#endif
+
+int main(void)
+{
+	test_bind();
+	test_unbind();
+	test_dealloc();
+	test_order(0);
+	test_order(1);
+	test_full_queue();
+	test_dead_queue();
+	test_reset();
+	test_refusals();
+#ifdef MWCTL_COMPAT_H
+	test_pinned();
+	test_messages();
+	test_kept();
+#endif
+	return 0;
+}
