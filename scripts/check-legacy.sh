@@ -35,7 +35,7 @@ changed_lines() {
 }
 
 check_size() {
-	for one in "ping 10"; do
+	for one in "ping 10" "type1 1"; do
 		name=${one% *} most=${one#* }
 		changed=$(changed_lines "$name")
 		[ "$changed" -ge 1 ] || fail "$name: the two are the same"
@@ -78,5 +78,9 @@ case ${1:-} in
 	check_size
 	says ping_before "1000 pings" "after the goodbye: success; the memory has changed"
 	says ping_after "1000 pings" "after the goodbye: remote access error; the memory is as it was"
+	says type1_before "1000 rounds" "by the other client: success; the memory has changed" \
+		"after the unbind: remote access error"
+	says type1_after "1000 rounds" "by the other client: remote access error; the memory is as it was" \
+		"after the unbind: remote access error"
 	;;
 esac
