@@ -20,6 +20,7 @@ add_custom_command(
     "${mwctl_archive}" "${mwctl_map}" "${PROJECT_VERSION}" "${mwctl_lib_dir}"
   DEPENDS mwctl_cargo "${mwctl_archive}" "${mwctl_map}"
     "${PROJECT_SOURCE_DIR}/include/mwctl.h"
+    "${PROJECT_SOURCE_DIR}/include/mwctl_compat.h"
     "${PROJECT_SOURCE_DIR}/cmake/link.sh"
     "${PROJECT_SOURCE_DIR}/scripts/check-symbols.sh"
   COMMENT "Linking libmwctl"

@@ -41,7 +41,8 @@
  *                     that never hand out mr->rkey.
  *
  * These names become macros with arguments. A program that takes such a function's address gets
- * the original.
+ * the original. With `-include`, a feature macro such as _GNU_SOURCE in a file comes too late: give it
+ * to the compiler as well.
  */
 #ifndef MWCTL_COMPAT_H
 #define MWCTL_COMPAT_H

@@ -496,6 +496,144 @@ static void test_kept(void)
 	rc_ok("a window is deallocated behind binds that nobody has polled: none of them is lost");
 }
 
+static uint64_t order(struct scene *s, uint32_t kind, uint32_t position, int error)
+{
+	struct mwctl_sim_fault fault = {.kind = kind,
+					.qp_num = s->pair[0].server.qp->qp_num,
+					.count = 1,
+					.error = error,
+					.position = position};
+	uint64_t id;
+
+	RC_CHECK_EQ(0, mwctl_sim_fault_order(&fault, sizeof(fault), &id));
+	return id;
+}
+
+static void release(uint64_t id)
+{
+	RC_CHECK_EQ(1, mwctl_sim_fault_hits(id));
+	RC_CHECK_EQ(0, mwctl_sim_fault_release(id));
+}
+
+/* No right is left on the window's PD. */
+static void no_grants(struct scene *s)
+{
+	mwctl_context *ctx = mwctl_compat_context(s->device.context);
+	mwctl_domain domain;
+	size_t n;
+
+	RC_CHECK_EQ(MWCTL_STATUS_OK, mwctl_domain_of(ctx, s->pd, &domain));
+	RC_CHECK_EQ(MWCTL_STATUS_OK, mwctl_domain_grants(ctx, domain, NULL, 0, &n));
+	RC_CHECK_EQ(0, n);
+}
+
+static void renew_window(struct scene *s)
+{
+	RC_CHECK_EQ(0, ibv_dealloc_mw(s->mw));
+	no_grants(s);
+	s->mw = ibv_alloc_mw(s->pd, IBV_MW_TYPE_1);
+	RC_CHECK(s->mw != NULL);
+}
+
+static void test_refused_posts(void)
+{
+	struct scene s;
+	uint32_t old, rkey;
+	uint64_t fault;
+
+	open_scene(&s, 0);
+	old = bind(&s, 0, 0, REMOTE);
+	fault = order(&s, MWCTL_SIM_FAIL_POST, 0, EINVAL);
+	RC_CHECK_EQ(EINVAL, post_bind(&s, 0, 1, BLOCK, REMOTE, 60, IBV_SEND_SIGNALED));
+	release(fault);
+	RC_CHECK_EQ(old, s.mw->rkey);
+	lands(&s, 0, 0, old);
+	nothing_more(&s, 0);
+	rkey = bind(&s, 0, 1, REMOTE);
+	lands(&s, 0, 1, rkey);
+	rc_ok("a post that is refused leaves the window as it was");
+
+	fault = order(&s, MWCTL_SIM_CUT_POST, 1, ENOMEM);
+	RC_CHECK_EQ(ENOMEM, post_bind(&s, 0, 2, BLOCK, REMOTE, 61, IBV_SEND_SIGNALED));
+	release(fault);
+	RC_CHECK(strstr(mwctl_compat_error(), "unbound"));
+	RC_CHECK_EQ(0, s.mw->rkey);
+	nothing_more(&s, 0);
+	denied(&s, 0, 1, rkey);
+	lands(&s, 0, 2, bind(&s, 0, 2, REMOTE));
+	rc_ok("a post that is cut behind the end of the old right says so");
+
+	RC_CHECK_EQ(0, post_bind(&s, 0, 0, 0, 0, 62, IBV_SEND_SIGNALED));
+	await_bind(&s, 0, 62);
+	fault = order(&s, MWCTL_SIM_CUT_POST, 1, ENOMEM);
+	RC_CHECK_EQ(ENOMEM, post_bind(&s, 0, 0, 0, 0, 63, IBV_SEND_SIGNALED));
+	release(fault);
+	nothing_more(&s, 0);
+	renew_window(&s);
+	lands(&s, 0, 3, bind(&s, 0, 3, REMOTE));
+	rc_ok("the same of an unbind of what is not bound");
+
+	fault = order(&s, MWCTL_SIM_POST_NO_BAD_WR, 0, EIO);
+	RC_CHECK_EQ(EIO, post_bind(&s, 0, 0, BLOCK, REMOTE, 64, IBV_SEND_SIGNALED));
+	release(fault);
+	await_bind(&s, 0, 64);
+	renew_window(&s);
+	lands(&s, 0, 0, bind(&s, 0, 0, REMOTE));
+	close_scene(&s);
+	rc_ok("a post of which the device does not say whether it was done");
+}
+
+static void test_failing_requests(void)
+{
+	struct scene s;
+	struct ibv_wc wc;
+	uint64_t fault;
+
+	open_scene(&s, 0);
+	for (uint32_t position = 0; position < 2; position++) {
+		bind(&s, 0, 0, REMOTE);
+		fault = order(&s, MWCTL_SIM_FAIL_WR, position, IBV_WC_MW_BIND_ERR);
+		RC_CHECK_EQ(0, post_bind(&s, 0, 1, BLOCK, REMOTE, 70, 0));
+		release(fault);
+		wc = rc_wait(s.pair[0].server.cq);
+		RC_CHECK_EQ(70, wc.wr_id);
+		RC_CHECK_STATUS(position ? IBV_WC_MW_BIND_ERR : IBV_WC_WR_FLUSH_ERR, wc.status);
+		nothing_more(&s, 0);
+		renew_window(&s);
+		come_back(&s, 0);
+	}
+	rc_ok("a bind that fails completes with an error under its number, once");
+
+	fault = order(&s, MWCTL_SIM_LOSE_COMPLETION, 0, 0);
+	RC_CHECK_EQ(0, post_bind(&s, 0, 1, BLOCK, REMOTE, 71, IBV_SEND_SIGNALED));
+	renew_window(&s);
+	release(fault);
+	nothing_more(&s, 0);
+	lands(&s, 0, 1, bind(&s, 0, 1, REMOTE));
+	rc_ok("a completion that is lost keeps no window");
+
+	fault = order(&s, MWCTL_SIM_STALL_SQ, 0, 0);
+	RC_CHECK_EQ(0, post_bind(&s, 0, 2, BLOCK, REMOTE, 72, IBV_SEND_SIGNALED));
+	RC_CHECK(ibv_dealloc_mw(s.mw) != 0);
+	RC_CHECK_STATE(IBV_QPS_RTS, s.pair[0].server.qp);
+	release(fault);
+	await_bind(&s, 0, 72);
+	renew_window(&s);
+	lands(&s, 0, 0, bind(&s, 0, 0, REMOTE));
+	rc_ok("a stuck send queue: the window is not deallocated unproved, and no queue pair is killed");
+
+	fault = order(&s, MWCTL_SIM_STALL_SQ, 0, 0);
+	RC_CHECK_EQ(0, post_bind(&s, 0, 2, BLOCK, REMOTE, 73, IBV_SEND_SIGNALED));
+	RC_CHECK_EQ(0, ibv_destroy_qp(s.pair[0].server.qp));
+	s.pair[0].server.qp = NULL;
+	release(fault);
+	no_grants(&s);
+	come_back(&s, 0);
+	lands(&s, 0, 0, bind(&s, 0, 0, REMOTE));
+	close_scene(&s);
+	rc_ok("a queue pair is destroyed with a bind under way");
+}
+
 #endif
 
 int main(void)
@@ -513,6 +651,10 @@ int main(void)
 	test_pinned();
 	test_messages();
 	test_kept();
+	if (mwctl_sim_present()) {
+		test_refused_posts();
+		test_failing_requests();
+	}
 #endif
 	return 0;
 }
