@@ -112,7 +112,7 @@ pub struct Context {
 
     /// Some peer has a thread of its own that polls or posts.
     pub thread_rules: AtomicBool,
-    /// Held while a peer is entered, so that no queue pair is entered twice.
+    /// Held while a peer or the application's region is entered, so that none is entered twice.
     pub attaching: Mutex<()>,
     pub service: Mutex<Option<Service>>,
     /// There is no service any more.

@@ -145,6 +145,7 @@ impl Context {
         if !slot.body.lock().stands_for(mr.pd()) {
             return Err(Status::ForeignPd);
         }
+        let _one_at_a_time = self.attaching.lock();
         if self.adopted.lock().region(mr).is_some() {
             return Err(Status::AlreadyAttached);
         }
