@@ -34,6 +34,8 @@
  *   ends              A right ends with its queue pair. ibv_destroy_qp, a move to RESET and
  *                     ibv_dealloc_mw return once it is gone, and with EBUSY or ETIMEDOUT if that could
  *                     not be proved; ibv_dereg_mr says EBUSY while a window is bound.
+ *   giving back       A client may end its own right by SEND_WITH_INV, as with any window of Type 2: let
+ *                     ibv_poll_cq see the receive queue, too.
  *   refused           RC queue pairs of ibv_create_qp and queues of ibv_create_cq only, polled by
  *                     ibv_poll_cq; no on-demand or zero-based regions. EOPNOTSUPP
  *   mr->rkey          of a region with IBV_ACCESS_REMOTE_* stays open, and a message says so. With

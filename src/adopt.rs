@@ -121,6 +121,9 @@ impl Context {
 
     /// Peers whose QP was destroyed without a detach: its address, or its number, is this QP's now.
     fn bury(&self, qp: Qp) -> Result<()> {
+        if qp.device() != self.device.raw() {
+            return Err(Status::ForeignContext);
+        }
         let by_address = self.adopted.lock().peers.get(&qp).copied();
         let by_number = self.qps.get(qp.number()).map(|index| self.peer_id(index));
         for ghost in [by_address, by_number].into_iter().flatten() {
@@ -304,7 +307,9 @@ pub fn errno_of(status: Status) -> Errno {
             libc::EBUSY
         }
         Status::TimedOut => libc::ETIMEDOUT,
-        Status::Unsupported | Status::AccessUnsupported | Status::MemoryKind => libc::EOPNOTSUPP,
+        Status::Unsupported | Status::AccessUnsupported | Status::MemoryKind | Status::LengthTooLong => {
+            libc::EOPNOTSUPP
+        }
         Status::ForeignPd | Status::Forked => libc::EPERM,
         Status::VerbsError | Status::Poisoned => libc::EIO,
         _ => libc::EINVAL,

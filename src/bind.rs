@@ -82,21 +82,22 @@ impl Context {
         }
         // Windows of a queue pair that died wait for somebody to deallocate them.
         self.run_fences();
+        if old.is_some() {
+            // The client may have given the right back.
+            let (_, slot) = self.peer(peer)?;
+            self.look_at(slot.recv_queue.load(Ordering::Acquire));
+        }
+        let queue = self.peer(peer)?.1.body.lock().send_queue;
         let mut tries = 0;
         loop {
+            // Who polls nothing shall find the queue full in the end.
+            if self.queues.at(queue).keeps_many() {
+                return Ok(Bound::NoRoom);
+            }
             match self.bind_once(peer, old, &span, ask) {
                 Err(Status::PoolEmpty) => self.grow(facts.domain, 1)?,
                 Ok(Bound::NoRoom) if tries < TRIES => {
                     tries += 1;
-                    let (_, slot) = self.peer(peer)?;
-                    let (queue, most) = {
-                        let body = slot.body.lock();
-                        (body.send_queue, body.budget / 2)
-                    };
-                    // Who polls nothing shall find the queue full in the end.
-                    if self.queues.at(queue).kept() > most as usize {
-                        return Ok(Bound::NoRoom);
-                    }
                     self.poll_for_us(queue);
                 }
                 other => return other,

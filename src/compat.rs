@@ -241,7 +241,9 @@ fn region_for(ctx: &Context, domain: u64, mr: Mr) -> Answer<u64> {
             Ok(region)
         }
         // Another thread was faster.
-        Err(Status::AlreadyAttached) => ctx.region_of(mr).or_else(|status| refused("ibv_bind_mw", status)),
+        Err(Status::AlreadyAttached) => ctx.region_of(mr).or_else(|_| {
+            refuse(libc::EBUSY, "ibv_bind_mw: a region at this address was deregistered unseen")
+        }),
         Err(status) => refused("ibv_bind_mw", status),
     }
 }
@@ -372,7 +374,7 @@ pub fn alloc_mw(pd: Pd, mw_type: u32) -> Answer<NonNull<verbs::ibv_mw>> {
     let ctx = context_for(device)?;
     let opened = ctx.domain_for(pd, DomainOptions { reserve: RESERVE, ..DomainOptions::default() });
     let domain = opened.or_else(|status| refused("ibv_alloc_mw", status))?;
-    let taken = ctx.domain(domain).and_then(|(index, _)| ctx.adopt_window(index));
+    let taken = ctx.domain(domain).and_then(|(index, _)| ctx.refill(index, RESERVE as usize));
     taken.or_else(|status| refused("ibv_alloc_mw", status))?;
     let seen = verbs::ibv_mw {
         context: pd.device(),
@@ -401,12 +403,15 @@ pub fn dealloc_mw(mw: NonNull<verbs::ibv_mw>) -> Answer<()> {
     if fork::is_child() {
         return refused("ibv_dealloc_mw", Status::Forked);
     }
-    let mut body = window.body.lock();
-    if let Err(status) = window.ctx.end_now(&body.held) {
+    let held = {
+        let mut body = window.body.lock();
+        body.gone = true;
+        body.held.clone()
+    };
+    if let Err(status) = window.ctx.end_now(&held) {
+        window.body.lock().gone = false;
         return refused("ibv_dealloc_mw", status);
     }
-    body.gone = true;
-    body.held.clear();
     KNOWN.windows.lock().remove(&(mw.as_ptr() as usize));
     Ok(())
 }

@@ -379,9 +379,9 @@ impl Context {
 }
 
 impl Queue {
-    /// Completions that wait for the application's next poll.
-    pub fn kept(&self) -> usize {
-        self.body.lock().kept.len()
+    /// Whether as many completions wait for the application's next poll as half of the queue holds.
+    pub fn keeps_many(&self) -> bool {
+        self.body.lock().kept.len() as u64 > self.entries.load(Ordering::Acquire) / 2
     }
 
     pub fn seen(&self) -> Seen {

@@ -4,6 +4,7 @@
  * change. Both must pass. What the second alone promises is under MWCTL_COMPAT_H.
  */
 #include <errno.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -14,6 +15,7 @@
 #define BLOCKS 4
 #define REMOTE (IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ)
 #define ENTRIES 32
+#define CQE 128
 
 struct scene {
 	struct rc_device device;
@@ -39,7 +41,7 @@ static void open_scene(struct scene *s, int sq_sig_all)
 					 .client_pd = s->client_pd,
 					 .max_send_wr = ENTRIES,
 					 .max_recv_wr = 256,
-					 .cqe = 512,
+					 .cqe = CQE,
 					 .sq_sig_all = sq_sig_all};
 	for (int i = 0; i < 2; i++)
 		rc_pair_open(&s->pair[i], &s->device, &s->options);
@@ -58,7 +60,8 @@ static void close_scene(struct scene *s)
 	rc_memory_close(&s->local);
 	rc_memory_close(&s->memory);
 	RC_CHECK_EQ(0, ibv_dealloc_pd(s->client_pd));
-	RC_CHECK_EQ(0, ibv_dealloc_pd(s->pd));
+	if (ibv_dealloc_pd(s->pd))
+		RC_FAIL("ibv_dealloc_pd: %s", strerror(errno));
 	rc_device_close(&s->device);
 	if (mwctl_sim_present() && mwctl_sim_misuse_next(&misuse, sizeof(misuse)))
 		RC_FAIL("misuse of the device: %s", misuse.text);
@@ -288,11 +291,13 @@ static void test_order(int sq_sig_all)
 static void test_full_queue(void)
 {
 	struct scene s;
-	uint64_t posted = 0, most = 16 * ENTRIES;
+	uint64_t posted = 0, most = CQE;
 	int error = 0;
 
 	open_scene(&s, 0);
-#ifndef MWCTL_COMPAT_H
+#ifdef MWCTL_COMPAT_H
+	most = 16 * CQE;
+#else
 	/* The device in the process calls it misuse. */
 	if (mwctl_sim_present())
 		most = ENTRIES;
@@ -392,6 +397,55 @@ static void test_refusals(void)
 	await_bind(&s, 0, 14);
 	close_scene(&s);
 	rc_ok("what verbs refuses is refused in the same way");
+}
+
+struct worker {
+	struct scene scene; /* the shared objects, and a window of its own */
+	int client;
+};
+
+static void *work(void *user)
+{
+	struct worker *it = user;
+	struct scene *s = &it->scene;
+	int client = it->client;
+
+	for (int round = 0; round < 100; round++) {
+		uint32_t rkey;
+
+		s->mw = ibv_alloc_mw(s->pd, IBV_MW_TYPE_1);
+		RC_CHECK(s->mw != NULL);
+		RC_CHECK_EQ(0, post_bind(s, client, 2 * client, BLOCK, REMOTE, 1, 0));
+		RC_CHECK_EQ(0, post_bind(s, client, 2 * client + 1, BLOCK, REMOTE, 2, IBV_SEND_SIGNALED));
+		rkey = s->mw->rkey;
+		await_bind(s, client, 2);
+		memset(s->local.at, round + 1, 64);
+		RC_CHECK_STATUS(IBV_WC_SUCCESS, rc_write(&s->pair[client].client, &s->local, 64,
+							 block(s, 2 * client + 1), rkey));
+		RC_CHECK_EQ(round + 1, *block(s, 2 * client + 1));
+		RC_CHECK_EQ(0, ibv_dealloc_mw(s->mw));
+	}
+	return NULL;
+}
+
+static void test_threads(void)
+{
+	struct scene s;
+	struct worker worker[2];
+	pthread_t thread[2];
+
+	open_scene(&s, 0);
+	for (int i = 0; i < 2; i++) {
+		worker[i] = (struct worker){.scene = s, .client = i};
+		rc_memory_open(&worker[i].scene.local, s.client_pd, BLOCK, IBV_ACCESS_LOCAL_WRITE);
+		RC_CHECK_EQ(0, pthread_create(&thread[i], NULL, work, &worker[i]));
+	}
+	for (int i = 0; i < 2; i++) {
+		RC_CHECK_EQ(0, pthread_join(thread[i], NULL));
+		rc_memory_close(&worker[i].scene.local);
+	}
+	close_scene(&s);
+	rc_ok("two threads, each with windows of its own");
 }
 
 #ifdef MWCTL_COMPAT_H
@@ -494,6 +548,26 @@ static void test_kept(void)
 	s.mw = ibv_alloc_mw(s.pd, IBV_MW_TYPE_1);
 	close_scene(&s);
 	rc_ok("a window is deallocated behind binds that nobody has polled: none of them is lost");
+}
+
+/* Not on soft-RoCE: a second invalidate brings its kernel down. */
+static void test_given_back(void)
+{
+	struct scene s;
+	uint32_t rkey;
+
+	open_scene(&s, 0);
+	rkey = bind(&s, 0, 0, REMOTE);
+	rc_post_recv(&s.pair[0].server, &s.memory, 90);
+	RC_CHECK_STATUS(IBV_WC_SUCCESS, rc_send_with_inv(&s.pair[0].client, &s.local, 8, rkey));
+	RC_CHECK_EQ(0, post_bind(&s, 0, 1, BLOCK, REMOTE, 91, IBV_SEND_SIGNALED));
+	rkey = s.mw->rkey;
+	await(&s, 0, 90, IBV_WC_RECV);
+	await_bind(&s, 0, 91);
+	RC_CHECK_STATE(IBV_QPS_RTS, s.pair[0].server.qp);
+	lands(&s, 0, 1, rkey);
+	close_scene(&s);
+	rc_ok("a client gave its right back: the next bind invalidates nothing");
 }
 
 static uint64_t order(struct scene *s, uint32_t kind, uint32_t position, int error)
@@ -647,11 +721,13 @@ int main(void)
 	test_dead_queue();
 	test_reset();
 	test_refusals();
+	test_threads();
 #ifdef MWCTL_COMPAT_H
 	test_pinned();
 	test_messages();
 	test_kept();
 	if (mwctl_sim_present()) {
+		test_given_back();
 		test_refused_posts();
 		test_failing_requests();
 	}
