@@ -144,6 +144,7 @@ enum class status : std::int32_t {
 	mixed_peers = MWCTL_STATUS_MIXED_PEERS,
 	duplicate = MWCTL_STATUS_DUPLICATE,
 	block_not_taken = MWCTL_STATUS_BLOCK_NOT_TAKEN,
+	not_attached = MWCTL_STATUS_NOT_ATTACHED,
 	unsupported = MWCTL_STATUS_UNSUPPORTED,
 	no_memory = MWCTL_STATUS_NO_MEMORY,
 	device_limit = MWCTL_STATUS_DEVICE_LIMIT,
@@ -259,6 +260,7 @@ public:
 		case status::mixed_peers:
 		case status::duplicate:
 		case status::block_not_taken:
+		case status::not_attached:
 			return std::errc::invalid_argument;
 		case status::access_missing_on_region:
 		case status::access_missing_on_qp:

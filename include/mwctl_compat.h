@@ -26,7 +26,8 @@
  *   one queue pair    A bound window can't be bound on another queue pair before it was unbound:
  *                     EOPNOTSUPP.
  *   queues            ibv_create_cq and ibv_create_qp get twice the entries, and some: binding a bound
- *                     window takes two. Where the device has none left, ibv_bind_mw may say ENOMEM.
+ *                     window takes two. Where the device has none left, ibv_bind_mw may say ENOMEM,
+ *                     once in a while with the old right ended: mw->rkey is 0 then.
  *   the rkey          is another window's after each bind: its upper 24 bits change as well. It is 0
  *                     while the window is unbound.
  *   bad binds         to a range outside of the region, to one without MW_BIND, or with rights that

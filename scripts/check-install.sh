@@ -32,7 +32,7 @@ DESTDIR=$work/destdir cmake --install "$build" >/dev/null
 prefix=$(sed -n 's/^CMAKE_INSTALL_PREFIX:PATH=//p' "$build/CMakeCache.txt")
 files_of "$work/first" >"$work/files"
 files_of "$work/destdir$prefix" | diff -u "$work/files" - || die "DESTDIR and --prefix differ"
-for file in include/mwctl.h include/mwctl.hpp include/mwctl_sim.h; do
+for file in include/mwctl.h include/mwctl.hpp include/mwctl_compat.h include/mwctl_sim.h; do
 	grep -qxF "./$file" "$work/files" || die "$file is not installed"
 done
 

@@ -41,7 +41,9 @@ for page in "$man"/man3/*.3 "$man"/man7/*.7; do
 	count=$((count + 1))
 done
 
-sed -n 's/^[[:space:]]*\(mwctl_[a-z0-9_]*\);.*/\1/p' "$root/src/capi/libmwctl.map" >"$work/functions"
+# What stands behind the macros of mwctl_compat.h has the page of the header.
+sed -n 's/^[[:space:]]*\(mwctl_[a-z0-9_]*\);.*/\1/p' "$root/src/capi/libmwctl.map" |
+	grep -v '^mwctl_compat_' >"$work/functions"
 while read -r name; do
 	man -M "$man" -w 3 "$name" >/dev/null 2>&1 || die "$name has no man page"
 	# Not only a page: one that names it and shows how it is called.
@@ -50,4 +52,8 @@ while read -r name; do
 	sed -n '/^SYNOPSIS/,/^DESCRIPTION/p' "$work/text" | grep -q "[ *]$name(" || die "$name's page does not show it"
 done <"$work/functions"
 man -M "$man" -w 7 mwctl >/dev/null || die "mwctl(7) is missing"
+man -M "$man" -E UTF-8 7 mwctl_compat >"$work/compat" 2>/dev/null || die "mwctl_compat(7) is missing"
+for name in on_message error context; do
+	grep -q "mwctl_compat_$name(" "$work/compat" || die "mwctl_compat(7) does not show mwctl_compat_$name"
+done
 echo "$count pages without a warning; $(wc -l <"$work/functions") functions have theirs"

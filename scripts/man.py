@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Makes the man pages of include/mwctl.h: man/man3, and man/man7/mwctl.7 from man/mwctl.7.in.
+"""Makes the man pages of include/mwctl.h: man/man3, and man/man7/mwctl.7 from man/mwctl.7.in; and
+man/man7/mwctl_compat.7 from include/mwctl_compat.h.
 
   man.py [--check]      --check: fails if the committed ones differ
 
@@ -25,6 +26,9 @@ SUMMARIES = {
     "mwctl_commit_ex": "tell how a prepared chain of the extended interface went",
     "mwctl_context_close": "end the management of a device context",
     "mwctl_context_open": "take a device context under management",
+    "mwctl_dereg_mr": "detach a memory region and deregister it",
+    "mwctl_detach_pd": "close what the short calls opened for a protection domain",
+    "mwctl_detach_qp": "take a queue pair off the books, before it is destroyed",
     "mwctl_domain_close": "end the management of a protection domain",
     "mwctl_domain_open": "take a protection domain under management",
     "mwctl_event_kind": "what an event says",
@@ -41,12 +45,16 @@ SUMMARIES = {
     "mwctl_next_timeout": "the time until mwctl_tick is due",
     "mwctl_peer_gone": "tell that a queue pair no longer exists",
     "mwctl_peer_grants": "the open grants of a client, a domain or a range",
+    "mwctl_peer_of": "what a verbs object is attached as",
     "mwctl_peer_stuck": "tell that a send queue is stuck",
     "mwctl_poll_cq": "stand in for ibv_poll_cq",
     "mwctl_put_wr": "put prepared work requests into a batch of the extended interface",
+    "mwctl_reg_mr": "register memory that clients reach by keys of windows alone",
     "mwctl_regrant": "end a grant and hand out its successor in one post",
     "mwctl_region_attach": "take the application's memory region under management",
     "mwctl_region_register": "memory with no remote access of its own",
+    "mwctl_revoke_qp": "take back all that the client behind a queue pair holds",
+    "mwctl_rkey": "a key for one client, in place of mr->rkey",
     "mwctl_size_queues": "what to add to a queue pair's queues before it is created",
     "mwctl_take_async_event": "offer an asynchronous event to the library",
     "mwctl_take_wc": "offer a completion to the library",
@@ -55,10 +63,12 @@ SUMMARIES = {
 
 # What a call returns that returns no status.
 RETURNS = {
+    "mwctl_dereg_mr": "0, or an errno value: EBUSY while a right into the region may be open.",
     "mwctl_event_fd": "The descriptor; \\-1 on an error.",
     "mwctl_next_timeout": "Nanoseconds: 0 at once, \\-1 nothing is planned.",
     "mwctl_poll_cq": "The number of completions in \\fIwc\\fP; 0 only when the queue was seen empty;"
     " negative on an error.",
+    "mwctl_reg_mr": "The region; NULL with errno on an error.",
     "mwctl_take_wc": "1: it was the library's. 0: it is the application's."
     " Negative: an error, and it is the application's.",
     "mwctl_take_ex": "1: it was the library's. 0: it is the application's."
@@ -582,6 +592,33 @@ def split(comment):
     return body, verbs, wait
 
 
+def compat_page(header, text, roff):
+    """The overview of mwctl_compat.h: its first comment, and the calls that have one of their own."""
+    comments = [
+        ("\n".join(line.strip().removeprefix("*").removeprefix(" ") for line in comment.splitlines()), after)
+        for comment, after in re.findall(r"/\*(.*?)\*/\n(?=([^\n]*))", text, re.S)
+    ]
+    overview = comments[1][0].strip().removeprefix("mwctl_compat.h: ")
+    out = title(header, "mwctl_compat", 7)
+    out[1] = '.\\" Made by scripts/man.py from include/mwctl_compat.h.'
+    out += [".SH NAME", "mwctl_compat \\- windows of Type 2 for programs written for Type 1"]
+    out += [".SH SYNOPSIS", ".B #include <mwctl_compat.h>", ".SH DESCRIPTION"]
+    for paragraph in overview.split("\n\n"):
+        entries = re.split(r"^  (?=\S)", paragraph, flags=re.M)
+        if len(entries) == 1:
+            heading = not paragraph.endswith((".", ":"))
+            out += [f".SS {paragraph}"] if heading else [".PP", *roff.lines([sentence(paragraph)])]
+            continue
+        for entry in filter(str.strip, entries):
+            name, about = re.split(r"  +", entry, maxsplit=1)
+            out += [".TP", f".B {escaped(name)}", *roff.lines([about])]
+    out += [".SS Calls of its own"]
+    for comment, declared in comments[2:]:
+        if declared.endswith(";") and "macros below" not in comment:
+            out += [".TP", f".B {escaped(declared)}", *roff.lines([comment.strip()])]
+    return "\n".join([*out, ".SH SEE ALSO", ".BR mwctl (7),", ".BR ibv_bind_mw (3)"]) + "\n"
+
+
 def sentence(text):
     return text[0].upper() + text[1:] + ("" if text.endswith((".", ":")) else ".") if text else text
 
@@ -592,7 +629,9 @@ def main():
     stale = (SUMMARIES.keys() | RETURNS.keys()) - known
     if stale:
         raise SystemExit(f"man.py: mwctl.h has no {', '.join(sorted(stale))}")
-    files = Pages(header, (MAN / "mwctl.7.in").read_text()).files
+    pages = Pages(header, (MAN / "mwctl.7.in").read_text())
+    compat = (ROOT / "include/mwctl_compat.h").read_text()
+    files = pages.files | {"man7/mwctl_compat.7": compat_page(header, compat, pages.roff)}
     there = {str(p.relative_to(MAN)): p.read_text() for p in MAN.glob("man?/*")}
     if "--check" in sys.argv[1:]:
         for name in sorted(files.keys() | there.keys()):
