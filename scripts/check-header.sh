@@ -60,6 +60,41 @@ for path in "$root"/include/*.h; do
 		compiles clang++ $standard cpp "${path##*/}" -Wold-style-cast
 	done
 done
+# The macros of mwctl_compat.h stand where the calls stood, in both languages.
+cat >"$work/use.c" <<'END'
+#include <mwctl_compat.h>
+int use(struct ibv_context *device, void *memory);
+int use(struct ibv_context *device, void *memory)
+{
+	struct ibv_qp_init_attr init;
+	struct ibv_qp_attr attr;
+	struct ibv_mw_bind bind;
+	struct ibv_wc wc;
+	struct ibv_pd *pd = ibv_alloc_pd(device);
+	struct ibv_cq *cq = ibv_create_cq(device, 8, memory, NULL, 0);
+	struct ibv_qp *qp = ibv_create_qp(pd, &init);
+	struct ibv_mr *mr = ibv_reg_mr(pd, memory, 8, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_MW_BIND);
+	struct ibv_mr *other = ibv_reg_mr_iova(pd, memory, 8, 0, IBV_ACCESS_LOCAL_WRITE);
+	struct ibv_mw *mw = ibv_alloc_mw(pd, IBV_MW_TYPE_1);
+
+	return ibv_modify_qp(qp, &attr, IBV_QP_STATE) || ibv_bind_mw(qp, mw, &bind) || ibv_poll_cq(cq, 1, &wc) ||
+	       ibv_dealloc_mw(mw) || ibv_dereg_mr(mr) || ibv_dereg_mr(other) || ibv_resize_cq(cq, 9) ||
+	       ibv_destroy_qp(qp) || ibv_destroy_cq(cq) || ibv_dealloc_pd(pd) || ibv_close_device(device);
+}
+END
+cp "$work/use.c" "$work/use.cpp"
+for how in 'gcc -std=c99' 'clang -std=c17' 'g++ -std=c++11' 'clang++ -std=c++20'; do
+	case $how in *++*) suffix=cpp ;; *) suffix=c ;; esac
+	for strip in -UMWCTL_COMPAT_STRIP_REMOTE -DMWCTL_COMPAT_STRIP_REMOTE; do
+		# shellcheck disable=SC2086
+		$how -Wall -Wextra -Wpedantic -Werror $strip -I"$root/include" -fsyntax-only "$work/use.$suffix" || {
+			echo "$0: the macros of mwctl_compat.h are not clean with $how" >&2
+			exit 1
+		}
+		count=$((count + 1))
+	done
+done
+
 # The newest standard under the name that this compiler knows, or nothing.
 newest() {
 	echo 'int main() {}' >"$work/newest.cpp"

@@ -54,13 +54,18 @@ impl Context {
     /// The peer that a QP is attached as. Never waits.
     pub fn peer_of(&self, qp: Qp) -> Result<u64> {
         let index = self.qps.get(qp.number()).ok_or(Status::NotAttached)?;
-        let body = self.peers.at(index).body.lock();
-        let same = body.qp == Some(qp) && body.marks == qp.marks();
-        if same && !matches!(body.life, Life::Unused | Life::Gone) {
-            Ok(self.peer_id(index))
-        } else {
-            Err(Status::NotAttached)
-        }
+        let peer = self.peer_id(index);
+        if self.is_of(peer, qp) { Ok(peer) } else { Err(Status::NotAttached) }
+    }
+
+    /// Whether a peer is attached for this very QP.
+    fn is_of(&self, peer: u64, qp: Qp) -> bool {
+        let Ok((_, slot)) = self.peer(peer) else { return false };
+        let body = slot.body.lock();
+        body.qp == Some(qp)
+            && body.marks == qp.marks()
+            && slot.qp_num.load(Ordering::Acquire) == qp.number()
+            && !matches!(body.life, Life::Unused | Life::Gone)
     }
 
     /// The domain that stands for a PD. Never waits.
@@ -127,6 +132,10 @@ impl Context {
         let by_address = self.adopted.lock().peers.get(&qp).copied();
         let by_number = self.qps.get(qp.number()).map(|index| self.peer_id(index));
         for ghost in [by_address, by_number].into_iter().flatten() {
+            if self.is_of(ghost, qp) {
+                // Attached meanwhile, by another thread.
+                continue;
+            }
             match self.peer_gone(ghost, 0) {
                 Ok(()) | Err(Status::StaleId) => {}
                 Err(status) => return Err(status),

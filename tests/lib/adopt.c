@@ -2,6 +2,7 @@
 /* The short calls for programs that hand out mr->rkey: what they open, whom they keep out, and that
  * an object at another's address is not taken for it. */
 #include <errno.h>
+#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -140,6 +141,38 @@ static void test_keys(void)
 	close_all(&it);
 }
 
+/* What a queue pair of ibv_create_qp_ex was created for can't be asked: it must be declared. */
+static void refuse_extended(struct adopted *it)
+{
+	struct ibv_qp_init_attr_ex init = {
+		.send_cq = it->pair[0].server.cq,
+		.recv_cq = it->pair[0].server.cq,
+		.cap = {.max_send_wr = 64, .max_recv_wr = 1, .max_send_sge = 1, .max_recv_sge = 1},
+		.qp_type = IBV_QPT_RC,
+		.comp_mask = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS,
+		.pd = it->pd,
+		.send_ops_flags = IBV_QP_EX_WITH_SEND | IBV_QP_EX_WITH_LOCAL_INV | IBV_QP_EX_WITH_BIND_MW,
+	};
+	mwctl_peer_options options = {.declares_send_ops = 1, .send_ops_flags = init.send_ops_flags};
+	struct ibv_qp *qp = ibv_create_qp_ex(it->device.context, &init);
+	mwctl_domain domain;
+	mwctl_peer peer;
+	uint32_t rkey;
+
+	if (!qp) {
+		rc_note("the device has no extended queue pairs");
+		return;
+	}
+	rc_qp_connect(&it->device, qp, qp->qp_num, &it->rc);
+	HOUSE_STATUS(MWCTL_STATUS_QP_UNDECLARED,
+		     mwctl_rkey(it->ctx, qp, it->mr, (uintptr_t)it->memory, 64, 0, &rkey, NULL));
+	HOUSE_OK(mwctl_domain_of(it->ctx, it->pd, &domain));
+	HOUSE_OK(mwctl_peer_attach(it->ctx, domain, qp, &options, sizeof(options), &peer));
+	HOUSE_OK(mwctl_rkey(it->ctx, qp, it->mr, (uintptr_t)it->memory, 64, 0, &rkey, NULL));
+	HOUSE_OK(mwctl_detach_qp(it->ctx, qp));
+	RC_CHECK_EQ(0, ibv_destroy_qp(qp));
+}
+
 static void test_refusals(void)
 {
 	struct adopted it;
@@ -186,6 +219,7 @@ static void test_refusals(void)
 	unconnected = rc_qp_create(it.pd, it.pair[0].server.cq, &it.rc);
 	HOUSE_STATUS(MWCTL_STATUS_QP_STATE, mwctl_rkey(it.ctx, unconnected, it.mr, at, 64, 0, &rkey, NULL));
 	RC_CHECK_EQ(0, ibv_destroy_qp(unconnected));
+	refuse_extended(&it);
 	house_ok("what can't be granted is refused, each with its status");
 
 	RC_CHECK_EQ(EBUSY, mwctl_dereg_mr(it.ctx, readable));
@@ -242,6 +276,51 @@ static void test_lookups(void)
 	lands(&it, 0, 0, key_for(&it, 0, 0, 64, 0), 10);
 	house_ok("a PD leaves the books and comes back");
 	close_all(&it);
+}
+
+struct asker {
+	struct adopted *it;
+	pthread_barrier_t *barrier;
+	uint32_t rkey;
+};
+
+static void *ask(void *user)
+{
+	struct asker *me = user;
+
+	pthread_barrier_wait(me->barrier);
+	me->rkey = key_for(me->it, 0, 0, 4096, 0);
+	return NULL;
+}
+
+/* Whoever comes first attaches the queue pair. */
+static void test_threads(void)
+{
+	struct adopted it;
+	size_t n;
+
+	open_all(&it);
+	for (int round = 0; round < 20; round++) {
+		pthread_barrier_t barrier;
+		struct asker asker[2];
+		pthread_t thread[2];
+
+		RC_CHECK_EQ(0, pthread_barrier_init(&barrier, NULL, 2));
+		for (int i = 0; i < 2; i++) {
+			asker[i] = (struct asker){&it, &barrier, 0};
+			RC_CHECK_EQ(0, pthread_create(&thread[i], NULL, ask, &asker[i]));
+		}
+		for (int i = 0; i < 2; i++)
+			RC_CHECK_EQ(0, pthread_join(thread[i], NULL));
+		RC_CHECK_EQ(0, pthread_barrier_destroy(&barrier));
+		lands(&it, 0, 0, asker[0].rkey, round + 1);
+		lands(&it, 0, 64, asker[1].rkey, round + 1);
+		HOUSE_OK(mwctl_revoke_qp(it.ctx, it.pair[0].server.qp, 0, MWCTL_KILL_ALLOWED, &n));
+		RC_CHECK_EQ(2, n);
+		HOUSE_OK(mwctl_detach_qp(it.ctx, it.pair[0].server.qp));
+	}
+	close_all(&it);
+	house_ok("two threads ask for keys of a queue pair that neither has attached");
 }
 
 /* The server's queue pair is destroyed, and others are made until one lies where it lay. */
@@ -344,6 +423,7 @@ int main(void)
 	test_keys();
 	test_refusals();
 	test_lookups();
+	test_threads();
 	test_replaced_qp();
 	test_replaced_mr();
 	return 0;
