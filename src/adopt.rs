@@ -239,21 +239,34 @@ impl Context {
         }
     }
 
-    /// Closes the domains that were opened on the way. Refused, and nothing done, while there is
-    /// anything else. May wait.
-    pub fn close_adopted(&self) -> Result<()> {
+    /// The domains that were opened on the way, if they can be closed and there are no others.
+    pub fn closable(&self) -> Result<Vec<u64>> {
         let domains: Vec<u64> = self.adopted.lock().domains.values().copied().collect();
         let open =
             (0..self.domains.len() as u32).filter(|index| self.domains.at(*index).body.lock().pd.is_some());
-        let foreign = open.map(|index| self.domain_id(index)).any(|id| !domains.contains(&id));
-        if foreign {
+        if open.map(|index| self.domain_id(index)).any(|id| !domains.contains(&id)) {
             return Err(Status::Busy);
         }
         let alive: Vec<u64> = domains.into_iter().filter(|id| self.domain(*id).is_ok()).collect();
-        self.close_short(&alive)
+        self.short_regions(&alive)?;
+        Ok(alive)
     }
 
-    fn close_short(&self, domains: &[u64]) -> Result<()> {
+    /// Detaches the regions of `reg_mr` in these domains and closes them. Refused, and nothing done,
+    /// while there is anything else. May wait.
+    pub fn close_short(&self, domains: &[u64]) -> Result<()> {
+        for region in self.short_regions(domains)? {
+            self.region_detach(region)?;
+        }
+        for domain in domains {
+            self.domain_close(*domain)?;
+            self.adopted.lock().domains.retain(|_, known| known != domain);
+        }
+        Ok(())
+    }
+
+    /// The regions of these domains, all of them by `reg_mr` and without a right.
+    fn short_regions(&self, domains: &[u64]) -> Result<Vec<u64>> {
         let mut indexes = Vec::with_capacity(domains.len());
         for id in domains {
             let (index, slot) = self.domain(*id)?;
@@ -273,14 +286,7 @@ impl Context {
                 short.push(self.region_id(index));
             }
         }
-        for region in short {
-            self.region_detach(region)?;
-        }
-        for domain in domains {
-            self.domain_close(*domain)?;
-            self.adopted.lock().domains.retain(|_, known| known != domain);
-        }
-        Ok(())
+        Ok(short)
     }
 
     /// Some region of a domain.

@@ -105,9 +105,9 @@ pub unsafe extern "C" fn mwctl_context_close(ctx: *mut mwctl_context) -> Status 
         if crate::compat::owns(core) {
             return Err(Status::Busy);
         }
-        core.close_adopted()?;
-        core.check_closable()?;
+        let adopted = core.closable()?;
         core.service_stop()?;
+        core.close_short(&adopted)?;
         // What has ended is heard of before the end.
         core.run_callbacks();
         core.check_closable()

@@ -4,6 +4,7 @@
  * called here. */
 #include "trouble.h"
 
+#include <errno.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
@@ -59,6 +60,7 @@ static void call_everything(mwctl_context *ctx)
 	mwctl_token new_token;
 	mwctl_stats stats;
 	uint64_t at = house.memory.addr, id;
+	uint32_t rkey;
 	size_t n;
 
 	FORKED(mwctl_capabilities_get(ctx, &capabilities, sizeof(capabilities)));
@@ -116,6 +118,16 @@ static void call_everything(mwctl_context *ctx)
 	FORKED(mwctl_explain_key(ctx, held.rkey, &key_info, sizeof(key_info)));
 	FORKED(mwctl_grant_info_get(ctx, held.grant, &grant_info, sizeof(grant_info)));
 	FORKED(mwctl_range_grants(ctx, house.region, at, 4096, &id, 1, &n));
+	RC_CHECK(NULL == mwctl_reg_mr(ctx, house.pd, &wc, sizeof(wc), IBV_ACCESS_LOCAL_WRITE));
+	RC_CHECK_EQ(EPERM, errno);
+	RC_CHECK_EQ(EPERM, mwctl_dereg_mr(ctx, house.memory.mr));
+	FORKED(mwctl_rkey(ctx, qp, house.memory.mr, at, 64, HOUSE_WRITE, &rkey, &id));
+	FORKED(mwctl_revoke_qp(ctx, qp, 0, MWCTL_KILL_ALLOWED, &n));
+	FORKED(mwctl_detach_qp(ctx, qp));
+	FORKED(mwctl_detach_pd(ctx, house.pd));
+	FORKED(mwctl_peer_of(ctx, qp, &new_peer));
+	FORKED(mwctl_domain_of(ctx, house.pd, &domain));
+	FORKED(mwctl_region_of(ctx, house.memory.mr, &region));
 	FORKED(mwctl_context_close(ctx));
 }
 
