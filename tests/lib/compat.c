@@ -46,6 +46,8 @@ static void open_scene(struct scene *s, int sq_sig_all)
 	for (int i = 0; i < 2; i++)
 		rc_pair_open(&s->pair[i], &s->device, &s->options);
 	s->mw = ibv_alloc_mw(s->pd, IBV_MW_TYPE_1);
+	if (!s->mw && errno == EOPNOTSUPP)
+		rc_skip("%s has no windows", s->device.label);
 	RC_CHECK(s->mw && s->mw->pd == s->pd && s->mw->context == s->device.context &&
 		 s->mw->type == IBV_MW_TYPE_1);
 }
@@ -329,6 +331,17 @@ static void test_full_queue(void)
 	rc_ok("a full queue refuses with ENOMEM, and no completion is lost");
 }
 
+/* Whether what is posted on a queue pair in ERR is sure to complete: not so on mlx5. */
+static bool flushes(const struct scene *s)
+{
+	struct mwctl_sim_model model;
+
+	if (!mwctl_sim_present())
+		return s->device.kind == RC_DEVICE_RXE;
+	RC_CHECK_EQ(0, mwctl_sim_model_get(&model, sizeof(model)));
+	return model.profile != MWCTL_SIM_PROFILE_MLX5;
+}
+
 static void test_dead_queue(void)
 {
 	struct scene s;
@@ -340,7 +353,7 @@ static void test_dead_queue(void)
 	rc_qp_modify(s.pair[0].server.qp, IBV_QPS_ERR);
 	RC_CHECK_EQ(0, post_bind(&s, 0, 1, BLOCK, REMOTE, 11, IBV_SEND_SIGNALED));
 	RC_CHECK_EQ(0, post_bind(&s, 0, 2, BLOCK, REMOTE, 12, IBV_SEND_SIGNALED));
-	for (uint64_t wr_id = 11; wr_id <= 12; wr_id++) {
+	for (uint64_t wr_id = 11; flushes(&s) && wr_id <= 12; wr_id++) {
 		wc = rc_wait(s.pair[0].server.cq);
 		RC_CHECK_EQ(wr_id, wc.wr_id);
 		RC_CHECK_STATUS(IBV_WC_WR_FLUSH_ERR, wc.status);
