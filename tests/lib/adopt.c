@@ -198,7 +198,7 @@ static void test_refusals(void)
 	RC_CHECK_EQ(EINVAL, mwctl_dereg_mr(it.ctx, NULL));
 	house_ok("bad registrations: NULL and errno, as ibv_reg_mr");
 
-	readable = mwctl_reg_mr(it.ctx, it.pd, it.memory, 4096, IBV_ACCESS_REMOTE_READ);
+	readable = mwctl_reg_mr(it.ctx, it.pd, it.memory, 4096, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_READ);
 	plain = ibv_reg_mr(it.pd, it.memory, 4096, IBV_ACCESS_LOCAL_WRITE);
 	RC_CHECK(readable && plain);
 	HOUSE_STATUS(MWCTL_STATUS_ACCESS_MISSING_ON_REGION,
@@ -383,21 +383,21 @@ static void test_replaced_mr(void)
 	struct adopted it;
 	struct ibv_mr *old, *made[TRIES];
 	mwctl_region region;
-	uint32_t rkey;
+	uint32_t rkey, lkey, handle;
 	int n = 0;
 
 	open_all(&it);
 	old = it.mr;
+	lkey = old->lkey;
+	handle = old->handle;
 	/* Against the rules: behind the library's back. */
 	RC_CHECK_EQ(0, ibv_dereg_mr(old));
 	do
 		made[n] = ibv_reg_mr(it.pd, it.memory, LENGTH, ACCESS);
 	while (made[n] != old && ++n < TRIES);
-	if (n < TRIES && (made[n]->lkey != 0)) {
-		mwctl_status got = mwctl_region_of(it.ctx, made[n], &region);
-
+	if (n < TRIES) {
 		/* Where nothing tells the two apart, not even the key, they are one to the device as well. */
-		if (got == MWCTL_STATUS_OK)
+		if (made[n]->lkey == lkey && made[n]->handle == handle)
 			rc_note("the region's successor has the same address, number and lkey");
 		else
 			HOUSE_STATUS(MWCTL_STATUS_NOT_ATTACHED,
