@@ -153,5 +153,5 @@ int main(void)
 	close_side(&server);
 	close_side(&client);
 	rc_close(&device);
-	return 0;
+	return demands_failed() > 0;
 }

@@ -15,6 +15,7 @@
 #include "common/rc.h"
 #include "common/report.h"
 #include "mwctl_compat.h"
+#include "mwctl_sim.h"
 
 #define CLIENTS 2
 #define BLOCKS 8
@@ -139,6 +140,7 @@ static enum ibv_wc_status write_by(struct side *it, uint64_t value)
 
 int main(void)
 {
+	struct mwctl_sim_misuse misuse;
 	enum ibv_wc_status status;
 	int number = 0;
 
@@ -188,5 +190,7 @@ int main(void)
 	if (ibv_dereg_mr(mr) || ibv_dereg_mr(note_mr) || ibv_dereg_mr(client_mr) || ibv_dereg_mr(client_note_mr) ||
 	    ibv_dealloc_pd(pd) || ibv_dealloc_pd(client_pd) || ibv_close_device(device.verbs))
 		die("can't close: %s", strerror(errno));
-	return 0;
+	while (device.in_process && mwctl_sim_misuse_next(&misuse, sizeof(misuse)))
+		demand(false, "a rule of verbs was broken: %s", misuse.text);
+	return demands_failed() > 0;
 }
