@@ -219,6 +219,7 @@ impl Context {
     pub fn revoke_qp(&self, qp: Qp, timeout_us: u64, kill: Kill) -> Result<usize> {
         match self.peer_of(qp) {
             Ok(peer) => self.revoke_peer(peer, timeout_us, kill),
+            Err(_) if qp.device() != self.device.raw() => Err(Status::ForeignContext),
             Err(_) => Ok(0),
         }
     }
