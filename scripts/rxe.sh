@@ -57,7 +57,7 @@ while [[ $# -gt 0 ]]; do
 	*) bad_usage "unknown option $1 (the command comes after --)" ;;
 	esac
 done
-[[ $kernel == 6.1 || $kernel == 6.12 ]] || bad_usage "no kernel $kernel: 6.1 or 6.12"
+[[ $kernel == 6.1 || $kernel == 6.12 || $kernel == backports ]] || bad_usage "no kernel $kernel: 6.1, 6.12 or backports"
 [[ $prepare == yes || $# -gt 0 ]] || bad_usage 'no command'
 
 # Installs the packages whose files are missing.

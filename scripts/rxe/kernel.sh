@@ -1,7 +1,9 @@
 #!/usr/bin/env bash
 # Puts a Debian kernel and the initramfs for it into the cache folder.
 #
-#   scripts/rxe/kernel.sh 6.1|6.12      prints the folder with vmlinuz and initramfs
+#   scripts/rxe/kernel.sh 6.1|6.12|backports      prints the folder with vmlinuz and initramfs
+#
+# backports: the newest that Debian backports to trixie, for what no release has yet.
 #
 # The kernel comes from Debian's archive through a private apt configuration: the machine's
 # own sources, lists and packages stay as they are. A cached kernel is used for as long as
@@ -12,9 +14,8 @@ here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 cache=${MWCTL_CACHE:-$(cd "$here/../.." && pwd)/.cache}/rxe
 series=${1:?kernel series missing}
 
-# In the order of insertion. Without crc32_generic rxe cannot add its device.
-modules=(virtio_pci virtio_console 9pnet_virtio 9p overlay crc32_generic crc32_pclmul
-	ib_uverbs rdma_ucm rdma_rxe veth)
+# In the order of insertion.
+modules=(virtio_pci virtio_console 9pnet_virtio 9p overlay ib_uverbs rdma_ucm rdma_rxe veth)
 
 say() { printf 'rxe: %s\n' "$*" >&2; }
 die() { say "$*"; exit 1; }
@@ -22,8 +23,11 @@ die() { say "$*"; exit 1; }
 case $series in
 6.1) suite=bookworm ;;
 6.12) suite=trixie ;;
-*) die "no kernel $series: 6.1 or 6.12" ;;
+backports) suite=trixie-backports ;;
+*) die "no kernel $series: 6.1, 6.12 or backports" ;;
 esac
+# Without crc32_generic, rxe of these kernels cannot add its device.
+[[ $series == backports ]] || modules=(crc32_generic crc32_pclmul "${modules[@]}")
 
 # The mirrors of the archive (and, with "security", of its security updates) that the
 # machine itself uses, so that a local one serves here as well.
@@ -47,12 +51,20 @@ private_apt() {
 		-o Acquire::Languages=none -o Acquire::IndexTargets::deb::DEP-11::DefaultEnabled=false -o Acquire::Check-Valid-Until=false "$@"
 }
 
-# Downloads the newest kernel package of the suite into the folder $1.
+# What package $1 depends on, of the names that pattern $2 describes.
+depends() {
+	private_apt apt-cache depends "$1" | awk -v want="^($2)\$" '$1 == "Depends:" && $2 ~ want { print $2 }'
+}
+
+# Downloads the newest kernel of the suite into the folder $1.
 download() {
-	local dir=$cache/apt-$suite url security package
+	local dir=$cache/apt-$suite url security='' version='.*' package parts
 	local from='deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg]'
 	url=${MWCTL_DEBIAN_MIRROR:-$(mirror '')}
-	security=$(mirror security)
+	if [[ $series != backports ]]; then
+		security=$(mirror security)
+		version="${series/./\\.}\\..*"
+	fi
 	[[ -n $url ]] || die 'no Debian mirror among the apt sources: set MWCTL_DEBIAN_MIRROR'
 	mkdir -p "$dir"/state/lists/partial "$dir"/cache/archives/partial
 	: >"$dir/status"
@@ -62,11 +74,12 @@ download() {
 	} >"$dir/sources.list"
 	say "looking for Linux $series in Debian $suite"
 	private_apt apt-get update >&2 || die "cannot read the package list of Debian $suite"
-	# linux-image-amd64 depends on the newest kernel: linux-image-<version>-amd64.
-	package=$(private_apt apt-cache depends linux-image-amd64 |
-		awk -v want="linux-image-$series." '$1 == "Depends:" && index($2, want) == 1 && !found++ { print $2 }')
+	# linux-image-amd64 depends on the newest kernel: linux-image-<version>-amd64. Newer ones come
+	# in several packages.
+	package=$(depends linux-image-amd64 "linux-image-$version" | head -n 1)
 	[[ -n $package ]] || die "Debian $suite has no Linux $series for amd64"
-	(cd "$1" && private_apt apt-get download "$package" >&2) || die "cannot download $package"
+	mapfile -t parts < <(depends "$package" 'linux-(base|binary|modules)-.*')
+	(cd "$1" && private_apt apt-get download "$package" "${parts[@]}" >&2) || die "cannot download $package"
 }
 
 # Builds $2, the initramfs, from the unpacked kernel package in $1.
@@ -80,7 +93,7 @@ initramfs() {
 	# An empty configuration: the machine's own may blacklist or alias.
 	mkdir "$work/no-config"
 	list=$(for module in "${modules[@]}"; do
-		modprobe -C "$work/no-config" -d "$root" -S "$version" --show-depends "$module"
+		modprobe -C "$work/no-config" -d "$root" -S "$version" --show-depends "$module" || exit
 	done | awk '$1 == "insmod" && !seen[$2]++ { print $2 }')
 	for path in $list; do
 		number=$((number + 1))
@@ -106,18 +119,20 @@ if [[ ! -e $ready/initramfs ]]; then
 	trap 'rm -rf "$work"' EXIT
 	trap 'exit 130' INT
 	trap 'exit 143' TERM HUP
-	deb=$(find "$packages" -name '*.deb' -print -quit)
-	if [[ -z $deb ]]; then
+	if [[ -z $(find "$packages" -name '*.deb' -print -quit) ]]; then
 		mkdir "$work/packages"
 		download "$work/packages"
 		mv "$work"/packages/*.deb "$packages"
-		deb=$(find "$packages" -name '*.deb' -print -quit)
 	fi
-	say "building the initramfs for ${deb##*/}"
 	mkdir "$work/root" "$work/ready"
-	dpkg -x "$deb" "$work/root"
+	for deb in "$packages"/*.deb; do
+		dpkg -x "$deb" "$work/root"
+	done
 	[[ -e $work/root/lib ]] || ln -s usr/lib "$work/root/lib"
-	cp "$work/root"/boot/vmlinuz-* "$work/ready/vmlinuz"
+	say "building the initramfs for Linux $(ls "$work/root/lib/modules")"
+	# Beside its modules, if it is not in /boot.
+	cp "$(find "$work/root/boot" "$work/root/lib/modules/" -name 'vmlinuz*' -print -quit 2>/dev/null)" \
+		"$work/ready/vmlinuz"
 	initramfs "$work/root" "$work/ready/initramfs"
 	# The folder appears whole or not at all; those of earlier recipes go, unless so young
 	# that someone may be about to boot from one.
