@@ -1,10 +1,12 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 #include "report.h"
 
+#include <signal.h>
 #include <stdarg.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 #include "mwctl.h"
 
@@ -63,6 +65,21 @@ bool demand(bool holds, const char *format, ...)
 int demands_failed(void)
 {
 	return atomic_load(&failed);
+}
+
+static void too_late(int signal)
+{
+	static const char text[] = "error: the time limit was reached\n";
+
+	(void)signal;
+	/* Of what there is in C, a signal handler may call little more than these. */
+	_exit(write(STDERR_FILENO, text, sizeof(text) - 1) < 0 ? 2 : 1);
+}
+
+void time_limit(unsigned int seconds)
+{
+	signal(SIGALRM, too_late);
+	alarm(seconds);
 }
 
 void must(int status, const char *what)

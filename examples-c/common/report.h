@@ -19,6 +19,9 @@ bool demand(bool holds, const char *format, ...) REPORT_FORMAT(2);
 /* Demands that did not hold so far. */
 int demands_failed(void);
 
+/* From now on the program has so many seconds; then it dies, wherever it is. */
+void time_limit(unsigned int seconds);
+
 /* Dies unless a libmwctl call returned MWCTL_STATUS_OK. */
 void must(int status, const char *what);
 
