@@ -4,7 +4,6 @@
 #include <arpa/inet.h>
 #include <errno.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "../report.h"
 #include "mwctl_sim.h"
@@ -121,6 +120,12 @@ void cm_connect(struct rdma_cm_id *id, struct link *link, struct ibv_pd *pd, str
 
 void cm_hang_up(struct link *link)
 {
+	struct rdma_event_channel *channel = rdma_create_event_channel();
+
+	/* A synchronous id would wait until the other side disconnects as well, which may be busy
+	 * waiting for us on another connection. One with a channel does not. */
+	if (!channel || rdma_migrate_id(link->id, channel))
+		die("rdma_migrate_id: %s", strerror(errno));
 	/* Fails if the other side was first, which is as good. */
 	rdma_disconnect(link->id);
 	rdma_destroy_qp(link->id);
@@ -128,4 +133,5 @@ void cm_hang_up(struct link *link)
 	if (rdma_destroy_id(link->id))
 		die("rdma_destroy_id: %s", strerror(errno));
 	link->id = NULL;
+	rdma_destroy_event_channel(channel);
 }
