@@ -5,37 +5,19 @@
  * operator kicks one client: both its windows are revoked, its next access is refused, and the
  * others go on.
  */
-#include <getopt.h>
-#include <pthread.h>
 #include <sched.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "common/clock.h"
-#include "common/link.h"
 #include "common/rdmacm/cm.h"
-#include "common/record.h"
+#include "common/rdmacm/sides.h"
 #include "common/report.h"
+#include "kv_server/client.h"
+#include "kv_server/table.h"
 #include "mwctl.h"
 
-#define CLIENTS 3
-#define ROWS 64 /* of each client; a row's key is its number, its value a record */
-#define TABLE_SIZE (CLIENTS * ROWS * sizeof(struct record))
-#define ROWS_SIZE (ROWS * sizeof(struct record))
-#define PORT 7471
-#define TIME_LIMIT 120       /* seconds, whatever happens */
-#define SOME 50              /* records: what counts as a client at work */
 #define SETTLING (50 * NS_PER_MS) /* where memory is not at rest with the proof */
-
-/* What the server and a client say to each other. */
-enum what { WELCOME, STOP, STOPPED };
-struct message {
-	uint32_t what;
-	uint32_t table_key, rows_key; /* WELCOME */
-	uint64_t table, rows;
-};
-_Static_assert(sizeof(struct message) <= LINK_MESSAGE, "a message fits");
 
 /* ---- the server ---- */
 
@@ -44,7 +26,7 @@ struct seat {
 	mwctl_peer peer;
 	const struct record *rows;
 	uint64_t newest; /* the highest sequence number seen in its rows */
-	uint64_t mark;   /* the same when somebody was kicked */
+	uint64_t mark;   /* the same once somebody was kicked */
 	bool stopped, dead;
 };
 
@@ -171,47 +153,43 @@ static void kick(int k, struct record *copy)
 	       (unsigned long long)server.seats[k].newest);
 }
 
-static void serve(int kicked)
+static void serve(void)
 {
 	static struct record copy[ROWS];
 	const struct message stop = { .what = STOP };
+	struct seat *seat;
 	int k;
 
 	for (k = 0; k < CLIENTS; k++)
 		welcome(k);
 	for (k = 0; k < CLIENTS; k++)
 		wait_for_records(k, SOME);
-	kick(kicked, copy);
-	for (k = 0; k < CLIENTS; k++)
-		server.seats[k].mark = server.seats[k].newest;
-	/* The others go on: as many records again, and what they wrote is good. */
-	for (k = 0; k < CLIENTS; k++)
-		if (k != kicked)
-			wait_for_records(k, server.seats[k].mark + SOME);
-	/* The kicked one uses its old key, which costs it the connection, and nobody else theirs. */
-	while (!server.seats[kicked].dead)
+	kick(KICKED, copy);
+	/* It uses its old keys, which costs it its connection. */
+	while (!server.seats[KICKED].dead)
 		poll_clients();
-	demand(!memcmp(copy, server.seats[kicked].rows, ROWS_SIZE),
-	       "rows of client %d changed after the proof", kicked);
+	/* The others go on: as many good records again. */
 	for (k = 0; k < CLIENTS; k++) {
-		if (k == kicked)
+		seat = &server.seats[k];
+		if (k == KICKED)
 			continue;
-		link_send(&server.seats[k].link, &stop, sizeof(stop));
-		while (!server.seats[k].stopped && !server.seats[k].dead)
-			poll_clients();
 		look(k);
-		demand(!server.seats[k].dead, "client %d lost its connection", k);
+		seat->mark = seat->newest;
+		wait_for_records(k, seat->mark + SOME);
 		printf("server: client %d went on from record %llu to %llu\n", k,
-		       (unsigned long long)server.seats[k].mark,
-		       (unsigned long long)server.seats[k].newest);
+		       (unsigned long long)seat->mark, (unsigned long long)seat->newest);
 	}
-}
-
-static void hang_up(struct link *link)
-{
-	if (link->id)
-		cm_hang_up(link);
-	link_close(link);
+	demand(!memcmp(copy, server.seats[KICKED].rows, ROWS_SIZE),
+	       "rows of client %d changed after the proof", KICKED);
+	for (k = 0; k < CLIENTS; k++) {
+		seat = &server.seats[k];
+		if (k == KICKED)
+			continue;
+		link_send(&seat->link, &stop, sizeof(stop));
+		while (!seat->stopped && !seat->dead)
+			poll_clients();
+		demand(!seat->dead, "client %d lost its connection", k);
+	}
 }
 
 static void server_close(void)
@@ -221,7 +199,7 @@ static void server_close(void)
 	for (k = 0; k < CLIENTS; k++) {
 		/* Before the queue pair is destroyed, or moved to ERR by rdma_disconnect. */
 		must(mwctl_peer_detach(server.ctx, server.seats[k].peer, 0), "mwctl_peer_detach");
-		hang_up(&server.seats[k].link);
+		cm_close(&server.seats[k].link);
 	}
 	must(mwctl_region_detach(server.ctx, server.region), "mwctl_region_detach");
 	must(mwctl_domain_close(server.ctx, server.domain), "mwctl_domain_close");
@@ -230,136 +208,25 @@ static void server_close(void)
 		die("the server's CQ or PD can't be destroyed");
 }
 
-/* ---- a client: plain verbs ---- */
+/* ---- three ways to run ---- */
 
-static struct client {
-	struct link link;
-	struct ibv_pd *pd;
-	struct ibv_cq *cq;
-	struct ibv_mr *mr;
-	struct { struct record out, in; } row;
-	uint32_t me;
-	uint64_t written, read, torn;
-	enum ibv_wc_status end; /* SUCCESS if it was asked to stop */
-	pthread_t thread;
-} clients[CLIENTS];
+static struct client clients[CLIENTS];
 
-static void client_open(struct client *client, struct ibv_context *device, uint32_t me)
-{
-	int cqe = 0;
-
-	client->me = me;
-	link_size(false, &cqe);
-	client->pd = ibv_alloc_pd(device);
-	client->cq = ibv_create_cq(device, cqe, NULL, NULL, 0);
-	if (!client->pd || !client->cq)
-		die("no PD or no CQ");
-	client->mr = ibv_reg_mr(client->pd, &client->row, sizeof(client->row), IBV_ACCESS_LOCAL_WRITE);
-	if (!client->mr)
-		die("ibv_reg_mr failed");
-}
-
-static enum ibv_wc_status put(struct client *client, const struct message *keys, uint64_t sequence)
-{
-	struct ibv_sge from = { (uintptr_t)&client->row.out, sizeof(client->row.out), client->mr->lkey };
-	uint64_t row = sequence % ROWS;
-
-	record_fill(&client->row.out, client->me, sequence, true);
-	return link_access(&client->link, IBV_WR_RDMA_WRITE, &from,
-			   keys->rows + row * sizeof(struct record), keys->rows_key);
-}
-
-/* Into row.in. A READ may see half of somebody's WRITE; the checksum tells, and it reads again. */
-static enum ibv_wc_status get(struct client *client, const struct message *keys, uint64_t row)
-{
-	struct ibv_sge to = { (uintptr_t)&client->row.in, sizeof(client->row.in), client->mr->lkey };
-	enum ibv_wc_status status;
-
-	for (;;) {
-		status = link_access(&client->link, IBV_WR_RDMA_READ, &to,
-				     keys->table + row * sizeof(struct record), keys->table_key);
-		if (status != IBV_WC_SUCCESS || client->row.in.sequence == 0 ||
-		    record_is_good(&client->row.in, (uint32_t)(row / ROWS)))
-			return status;
-		client->torn++;
-	}
-}
-
-/* Writes a row, reads it back, reads somebody else's; until it is told to stop, or kicked. */
-static void *client_main(void *argument)
-{
-	struct client *client = argument;
-	struct message keys, message = { 0 };
-	uint64_t own;
-
-	link_wait(&client->link, &keys, sizeof(keys));
-	while (!link_poll(&client->link, &message, sizeof(message))) {
-		uint64_t sequence = client->written + 1;
-
-		client->end = put(client, &keys, sequence);
-		if (client->end != IBV_WC_SUCCESS)
-			return NULL;
-		client->written = sequence;
-		own = client->me * ROWS + sequence % ROWS;
-		client->end = get(client, &keys, own);
-		if (client->end == IBV_WC_SUCCESS) {
-			demand(client->row.in.sequence == sequence, "client %u: reads %llu, not the %llu it wrote",
-			       client->me, (unsigned long long)client->row.in.sequence,
-			       (unsigned long long)sequence);
-			client->end = get(client, &keys, (own + ROWS) % (CLIENTS * ROWS));
-		}
-		if (client->end != IBV_WC_SUCCESS)
-			return NULL;
-		client->read += 2;
-	}
-	message.what = STOPPED;
-	link_send(&client->link, &message, sizeof(message));
-	link_drain(&client->link);
-	return NULL;
-}
-
-static void clients_start(void)
+static void clients_run(void (*meanwhile)(void))
 {
 	int k;
 
 	for (k = 0; k < CLIENTS; k++)
-		if (pthread_create(&clients[k].thread, NULL, client_main, &clients[k]))
-			die("pthread_create failed");
+		client_start(&clients[k]);
+	if (meanwhile)
+		meanwhile();
+	for (k = 0; k < CLIENTS; k++)
+		client_join(&clients[k]);
+	for (k = 0; k < CLIENTS; k++)
+		client_close(&clients[k]);
 }
 
-static void clients_join(int kicked)
-{
-	int k;
-
-	for (k = 0; k < CLIENTS; k++) {
-		struct client *client = &clients[k];
-
-		pthread_join(client->thread, NULL);
-		printf("client %d: %llu records written, %llu read (%llu torn ones again), then %s\n", k,
-		       (unsigned long long)client->written, (unsigned long long)client->read,
-		       (unsigned long long)client->torn,
-		       client->end == IBV_WC_SUCCESS ? "asked to stop" : ibv_wc_status_str(client->end));
-		demand(client->written >= SOME, "client %d wrote next to nothing", k);
-		demand(client->end == (k == kicked ? IBV_WC_REM_ACCESS_ERR : IBV_WC_SUCCESS),
-		       "client %d ended with: %s", k, ibv_wc_status_str(client->end));
-	}
-}
-
-static void clients_close(void)
-{
-	int k;
-
-	for (k = 0; k < CLIENTS; k++) {
-		hang_up(&clients[k].link);
-		if (ibv_dereg_mr(clients[k].mr) || ibv_destroy_cq(clients[k].cq) ||
-		    ibv_dealloc_pd(clients[k].pd))
-			die("client %d's objects can't be destroyed", k);
-	}
-}
-
-/* ---- three ways to run ---- */
-
-static void in_one_process(int kicked)
+static void in_one_process(void)
 {
 	struct rc_device device;
 	int k;
@@ -371,15 +238,12 @@ static void in_one_process(int kicked)
 		link_pair(&device, &server.seats[k].link, server.pd, server.cq, &clients[k].link,
 			  clients[k].pd, clients[k].cq);
 	}
-	clients_start();
-	serve(kicked);
-	clients_join(kicked);
-	clients_close();
+	clients_run(serve);
 	server_close();
 	rc_close(&device);
 }
 
-static void only_server(const char *address, int kicked)
+static void only_server(const char *address)
 {
 	struct rdma_cm_id *listener = cm_listen(address, PORT), *id;
 	uint32_t who;
@@ -392,12 +256,12 @@ static void only_server(const char *address, int kicked)
 			die("a client says that it is number %u", who);
 		cm_accept(id, &server.seats[who].link, server.pd, server.cq);
 	}
-	serve(kicked);
+	serve();
 	server_close();
 	rdma_destroy_id(listener);
 }
 
-static void only_clients(const char *from, const char *to, int kicked)
+static void only_clients(const char *from, const char *to)
 {
 	struct rdma_cm_id *id;
 	int k;
@@ -407,54 +271,20 @@ static void only_clients(const char *from, const char *to, int kicked)
 		client_open(&clients[k], id->verbs, (uint32_t)k);
 		cm_connect(id, &clients[k].link, clients[k].pd, clients[k].cq, (uint32_t)k);
 	}
-	clients_start();
-	clients_join(kicked);
-	clients_close();
-}
-
-static void usage(FILE *to)
-{
-	fprintf(to, "usage: kv_server [--kick N]                          server and clients in one process\n"
-		    "       kv_server [--kick N] --listen ADDRESS         the server\n"
-		    "       kv_server [--kick N] --connect ADDRESS [--from ADDRESS]   its %d clients\n\n"
-		    "  --kick N   which client the operator kicks, 0 to %d (1); the same for both sides\n\n"
-		    "Ends with 0 if that client, and no other, was shut out; 77 if it can't run here.\n",
-		CLIENTS, CLIENTS - 1);
+	clients_run(NULL);
 }
 
 int main(int argc, char **argv)
 {
-	static const struct option longs[] = {
-		{ "listen", required_argument, NULL, 'l' }, { "connect", required_argument, NULL, 'c' },
-		{ "from", required_argument, NULL, 'f' },   { "kick", required_argument, NULL, 'k' },
-		{ "help", no_argument, NULL, 'h' },	    { NULL, 0, NULL, 0 },
+	static const struct sides sides = {
+		.name = "kv_server",
+		.server = "the server",
+		.clients = "its clients",
+		.outcome = "the client that was kicked was shut out and the others went on",
+		.in_one_process = in_one_process,
+		.only_server = only_server,
+		.only_clients = only_clients,
 	};
-	const char *listen = NULL, *connect = NULL, *from = NULL;
-	int which, kicked = 1;
 
-	while ((which = getopt_long(argc, argv, "", longs, NULL)) != -1) {
-		switch (which) {
-		case 'l': listen = optarg; break;
-		case 'c': connect = optarg; break;
-		case 'f': from = optarg; break;
-		case 'k': kicked = atoi(optarg); break;
-		case 'h': usage(stdout); return 0;
-		default: usage(stderr); return 2;
-		}
-	}
-	if (optind < argc || (listen && connect) || (from && !connect) || kicked < 0 ||
-	    kicked >= CLIENTS) {
-		usage(stderr);
-		return 2;
-	}
-	setvbuf(stdout, NULL, _IOLBF, 0);
-	time_limit(TIME_LIMIT);
-	crc32c_init();
-	if (listen)
-		only_server(listen, kicked);
-	else if (connect)
-		only_clients(from, connect, kicked);
-	else
-		in_one_process(kicked);
-	return demands_failed() ? 1 : 0;
+	return sides_main(argc, argv, &sides);
 }

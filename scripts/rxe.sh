@@ -11,12 +11,14 @@ The guest's root is the host's, read-only under an overlay in memory: what is bu
 runs there as it is, in the same working directory, and changes nothing here. It has one
 RDMA device, rxe0, on the address 192.168.77.1 (RoCE v2 at GID index 1).
 
-  --kernel 6.1|6.12   which kernel (6.1)
+  --kernel 6.1|6.12   which kernel (6.1); backports: the newest one that Debian backports to trixie
   --cpus N            virtual CPUs (2)
   --memory M          memory in MiB (2048)
   --time-limit S      seconds until the guest is ended, its boot included (120)
   --console FILE      keep the kernel's messages in FILE
-  --prepare           download and build what both kernels need, run nothing
+  --prepare           download and build what 6.1 and 6.12 need, run nothing
+
+Two processes, on one device or two, with a namespace for each: scripts/rxe/two.sh, as COMMAND.
 
 Standard output, standard error and the exit status are the command's; its standard input
 is empty. 124: the limit was reached. 125: the kernel panicked, or the guest did not get to

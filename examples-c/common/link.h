@@ -49,7 +49,7 @@ void link_pair(const struct rc_device *device, struct link *server, struct ibv_p
 	       struct ibv_cq *server_cq, struct link *client, struct ibv_pd *client_pd,
 	       struct ibv_cq *client_cq);
 
-/* After mwctl_peer_detach, if libmwctl manages it. */
+/* After mwctl_peer_detach, if libmwctl manages it. Links between processes: cm_close. */
 void link_close(struct link *link);
 
 /* Never waits. If the connection is gone the message is lost, as one on its way would be. */

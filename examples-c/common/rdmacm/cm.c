@@ -118,7 +118,7 @@ void cm_connect(struct rdma_cm_id *id, struct link *link, struct ibv_pd *pd, str
 		die("rdma_connect: %s", strerror(errno));
 }
 
-void cm_hang_up(struct link *link)
+static void hang_up(struct link *link)
 {
 	struct rdma_event_channel *channel = rdma_create_event_channel();
 
@@ -134,4 +134,11 @@ void cm_hang_up(struct link *link)
 		die("rdma_destroy_id: %s", strerror(errno));
 	link->id = NULL;
 	rdma_destroy_event_channel(channel);
+}
+
+void cm_close(struct link *link)
+{
+	if (link->id)
+		hang_up(link);
+	link_close(link);
 }

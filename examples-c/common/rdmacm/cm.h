@@ -33,8 +33,8 @@ void cm_connect(struct rdma_cm_id *id, struct link *link, struct ibv_pd *pd, str
 
 /* ---- both ---- */
 
-/* Disconnects, which moves the queue pair to ERR, and destroys it. After mwctl_peer_detach, before
- * link_close. */
-void cm_hang_up(struct link *link);
+/* Ends a link, however it was made. One by librdmacm is disconnected, which moves its queue pair to
+ * ERR: so after mwctl_peer_detach. */
+void cm_close(struct link *link);
 
 #endif
