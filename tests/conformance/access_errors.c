@@ -109,8 +109,7 @@ static void async_event(const struct rc_device *device)
 		;
 	expect_denied(&s.rogue, s.rogue.block, 64, s.rogue.mw->rkey);
 	event = next_event(device, on_rxe(&s) ? 100 : RC_DEADLINE_S * 1000, &qp);
-	if (on_rxe(&s)) {
-		RC_CHECK_EQ(-1, event);
+	if (on_rxe(&s) && event < 0) { /* newer ones raise it */
 		rc_deviation(device, "an access violation raises no asynchronous event");
 	} else {
 		RC_CHECK_EQ(IBV_EVENT_QP_ACCESS_ERR, event);
