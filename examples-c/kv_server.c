@@ -165,8 +165,8 @@ static void serve(void)
 	for (k = 0; k < CLIENTS; k++)
 		wait_for_records(k, SOME);
 	kick(KICKED, copy);
-	/* It uses its old keys, which costs it its connection. */
-	while (!server.seats[KICKED].dead)
+	/* It uses its old keys, which costs it its connection and changes nothing. */
+	while (!server.seats[KICKED].dead && !memcmp(copy, server.seats[KICKED].rows, ROWS_SIZE))
 		poll_clients();
 	/* The others go on: as many good records again. */
 	for (k = 0; k < CLIENTS; k++) {
