@@ -33,8 +33,8 @@ void cm_connect(struct rdma_cm_id *id, struct link *link, struct ibv_pd *pd, str
 
 /* ---- both ---- */
 
-/* Ends a link, however it was made. One by librdmacm is disconnected, which moves its queue pair to
- * ERR: so after mwctl_peer_detach. */
+/* Ends a link, however it was made; after mwctl_peer_detach. One by librdmacm is disconnected, which
+ * moves its queue pair to ERR, and both are destroyed. */
 void cm_close(struct link *link);
 
 #endif
