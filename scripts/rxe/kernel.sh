@@ -63,7 +63,7 @@ download() {
 	url=${MWCTL_DEBIAN_MIRROR:-$(mirror '')}
 	if [[ $series != backports ]]; then
 		security=$(mirror security)
-		version="${series/./\\.}\\..*"
+		version="${series/./[.]}[.].*"
 	fi
 	[[ -n $url ]] || die 'no Debian mirror among the apt sources: set MWCTL_DEBIAN_MIRROR'
 	mkdir -p "$dir"/state/lists/partial "$dir"/cache/archives/partial
