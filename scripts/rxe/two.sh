@@ -125,6 +125,11 @@ listens_or_ended() {
 }
 await listens_or_ended || say 'the server does not listen'
 status=0 ended=0
+if [[ ! -e /proc/$pid ]]; then
+	wait "$pid" || ended=$?
+	say "the server ended with $ended before it listened"
+	exit $((ended ? ended : 1))
+fi
 on client "${client[@]}" || status=$?
 # It would wait in vain for a client that failed.
 [[ $status -eq 0 ]] || kill "$pid" 2>/dev/null || true
