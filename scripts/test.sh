@@ -213,9 +213,9 @@ if [[ $quick == no ]]; then
 	step "main job on rxe 6.1" on_rxe 6.1 300 "$build/examples-c/rogue_client" --short
 	step "changed programs on rxe 6.1" on_rxe 6.1 120 scripts/check-legacy.sh "$build"
 	step "changed programs on rxe 6.12" on_rxe 6.12 120 scripts/check-legacy.sh "$build"
-	step "examples on rxe 6.1" on_rxe 6.1 300 scripts/rxe/examples.sh --routed "$build/examples-c"
+	step "two processes on rxe 6.1" on_rxe 6.1 300 scripts/rxe/examples.sh --routed "$build/examples-c"
 	step "conformance on rxe 6.12" on_rxe 6.12 300 tests/conformance/run.sh "$build/tests/conformance"
-	step "examples on rxe 6.12" on_rxe 6.12 300 scripts/rxe/examples.sh --routed "$build/examples-c"
-	step "examples in two namespaces" in_namespaces
+	step "two processes on rxe 6.12" on_rxe 6.12 300 scripts/rxe/examples.sh --routed "$build/examples-c"
+	step "two namespaces, newer rxe" in_namespaces
 fi
 finish
