@@ -34,6 +34,22 @@
  *   mwctl_revoke_qp          takes back all that one client holds
  *   mwctl_detach_qp          before ibv_destroy_qp
  *
+ * How a program may post and poll
+ *
+ *   ibv_post_send            the library's own posts go between the program's; chains of both: *_prepare
+ *   ibv_wr_start … complete  the queue pair declares its send_ops_flags; mwctl_put_wr
+ *   ibv_poll_cq              mwctl_poll_cq stands in for it, or each completion goes to mwctl_take_wc
+ *   ibv_start_poll … end     each completion goes to mwctl_take_ex
+ *   completion channels      ibv_req_notify_cq as ever; see mwctl_poll_cq
+ *   one CQ for many          queue pairs, PDs, sends and receives; of another device: no harm
+ *   SRQ, parent domains      as ever; a parent domain is declared (mwctl_domain_options.aliases)
+ *   librdmacm                queue pairs of rdma_create_qp are like any; detach before rdma_destroy_qp
+ *   thread domains           and single-threaded CQs declare their thread (owner_thread)
+ *
+ * A loop need not know of the library: with mwctl_poll_cq none of its completions shows, so an unknown
+ * opcode or a wr_id that is no pointer of the program's doesn't come, and one that stops at the first
+ * error or the first empty poll loses nothing.
+ *
  * Rules for all calls
  *
  *   Threads    Every call may be made from any thread at any time, but for mwctl_context_close.
