@@ -186,7 +186,7 @@ static void before_the_commit(void)
 	struct house_client *it = &house.client[0];
 	mwctl_result other = house_grant(&house, 0, 65536, 4096, HOUSE_WRITE), grant, next;
 	mwctl_request ask = house_ask(&house, 0, 0, 4096, HOUSE_WRITE);
-	struct ibv_send_wr wr, *bad = NULL;
+	struct ibv_send_wr send = {.opcode = IBV_WR_SEND}, wr, *bad = NULL;
 	mwctl_domain_info pool;
 	mwctl_token token;
 	int ret;
@@ -195,8 +195,12 @@ static void before_the_commit(void)
 	HOUSE_OK(mwctl_domain_info_get(house.ctx, house.domain, &pool, sizeof(pool)));
 	for (uint64_t round = 0; round < 2 * pool.windows; round++) {
 		HOUSE_OK(mwctl_grant_prepare(house.ctx, &ask, 1, &wr, &grant, &token));
+		/* Without its completion, only a message behind the bind tells that the key is good. */
+		wr.next = &send;
+		rc_post_recv(&it->pair.client, &it->local, 5);
 		ret = ibv_post_send(it->pair.server.qp, &wr, &bad);
 		RC_CHECK_EQ(0, ret);
+		RC_CHECK_STATUS(IBV_WC_SUCCESS, rc_wait(it->pair.client.cq).status);
 		HOUSE_WRITE_LANDS(&house, 0, 0, grant.rkey, (uint8_t)(round | 1));
 		give_back(&grant);
 		HOUSE_OK(mwctl_commit(house.ctx, token, ret, bad, NULL));
