@@ -111,9 +111,10 @@ END
 			--target "$target" --crate-type cdylib -o "$out/lib/libcontrol.so" tests/sanitize/once.rs
 }
 
-# A file of tests/lib with a header of its name serves the others.
+# A file of tests/lib with a header of its name serves the others, those in a folder only the program
+# of its name.
 build_programs() {
-	local source name common=()
+	local source part name common=() parts
 	for source in tests/common/*.c tests/lib/*.c; do
 		[[ -f ${source%.c}.h ]] || continue
 		common+=("$out/objects/$(basename "$source" .c).o")
@@ -126,12 +127,18 @@ build_programs() {
 		name=$(name_of "$source")
 		if [[ $name == compat ]]; then
 			# With what makes its verbs objects.
-			local part=$out/objects/compat-part
+			part=$out/objects/compat-part
 			compile "$part-1.o" "$source" -include mwctl_compat.h &&
 				compile "$part-2.o" tests/common/rc_pair.c -include mwctl_compat.h &&
 				ld -r -o "$out/objects/$name.o" "$part-1.o" "$part-2.o" || return
 		else
-			compile "$out/objects/$name.o" "$source" || return
+			parts=()
+			for part in "$source" "${source%.c}"/*.c; do
+				[[ -f $part ]] || continue
+				parts+=("$out/objects/$name-part-${#parts[@]}.o")
+				compile "${parts[-1]}" "$part" || return
+			done
+			ld -r -o "$out/objects/$name.o" "${parts[@]}" || return
 		fi
 		link_program "$name" || return
 	done

@@ -5,7 +5,7 @@
  *
  * Nothing is picked: a healthy run of each operation shows how many posts, work requests and
  * kernel calls it makes, and each of them fails in turn. What may come of a combination follows
- * from rules (faults_case.c), never from what was seen before.
+ * from rules (faults/case.c), never from what was seen before.
  *
  *   faults                    all of it
  *   faults --only SPEC        one combination, as a failure prints it
@@ -14,8 +14,8 @@
  *   faults --list             the combinations, and runs none
  */
 #define _GNU_SOURCE
-#include "faults_life.h"
-#include "faults_play.h"
+#include "faults/life.h"
+#include "faults/play.h"
 
 #include <dlfcn.h>
 #include <errno.h>

@@ -14,15 +14,15 @@
  * On the device in the process a seed gives the same walk each time: the device draws from the
  * same seed, and the clock and the entropy that the library reads are this program's.
  */
-#include "walk_calls.h"
-#include "walk_chains.h"
-#include "walk_clock.h"
-#include "walk_faults.h"
-#include "walk_life.h"
-#include "walk_ops.h"
-#include "walk_threads.h"
-#include "walk_traffic.h"
-#include "walk_transfer.h"
+#include "walk/calls.h"
+#include "walk/chains.h"
+#include "walk/clock.h"
+#include "walk/faults.h"
+#include "walk/life.h"
+#include "walk/ops.h"
+#include "walk/threads.h"
+#include "walk/traffic.h"
+#include "walk/transfer.h"
 
 #include <inttypes.h>
 #include <signal.h>
