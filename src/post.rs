@@ -429,7 +429,6 @@ impl Context {
             (Committed::First(n), Early::Nothing) => n.min(all),
         };
         state.unclear = outcome == Committed::Unclear;
-        state.cut = false;
         body.prepared -= 1;
         body.used -= (all - posted) as u32;
         body.sequence += 1;
@@ -445,6 +444,11 @@ impl Context {
                 invalidates + usize::from(last_bind && posted == all && state.signal)
             }
         };
+        // A LOCAL_INV asks by itself.
+        state.cut = posted < all
+            && state.signal
+            && !body.signal_all
+            && state.works.last().is_some_and(|work| work.kind == Kind::Bind);
         state.committed = body.sequence;
         let op = state.op.take();
         let early = std::mem::take(&mut state.early);

@@ -110,12 +110,56 @@ static void unclear_grant(void)
 	house_ok("a bind that may not be posted is neither confirmed nor invalidated");
 }
 
+/* A chain that lost the request that asks for a completion, behind one that asks for none: the entries
+ * of both come back though nothing else is posted. */
+static void cut_behind_unsignaled(void)
+{
+	struct house_client *it = &house.client[0];
+	double limit = rc_now() + RC_DEADLINE_S;
+	struct ibv_send_wr wrs[5], *bad = NULL;
+	mwctl_request ask[5];
+	mwctl_result first[2], cut[3], all[5];
+	mwctl_token token;
+	struct ibv_wc wc;
+	size_t posted;
+
+	for (int i = 0; i < 5; i++)
+		ask[i] = house_ask(&house, 0, i * 4096, 4096, HOUSE_WRITE);
+	HOUSE_OK(mwctl_grant_prepare(house.ctx, ask, 2, wrs, first, &token));
+	HOUSE_OK(mwctl_commit(house.ctx, token, ibv_post_send(it->pair.server.qp, wrs, &bad), bad, NULL));
+	HOUSE_OK(mwctl_grant_prepare(house.ctx, ask + 2, 3, wrs, cut, &token));
+	wrs[1].next = NULL;
+	RC_CHECK_EQ(0, ibv_post_send(it->pair.server.qp, wrs, &bad));
+	wrs[1].next = &wrs[2];
+	HOUSE_OK(mwctl_commit(house.ctx, token, ENOMEM, &wrs[2], &posted));
+	RC_CHECK_EQ(2, posted);
+	while (house_peer(&house, 0).used) {
+		RC_CHECK_EQ(0, mwctl_poll_cq(house.ctx, it->pair.server.cq, 1, &wc));
+		RC_CHECK(rc_now() < limit);
+	}
+	for (int i = 0; i < 2; i++) {
+		HOUSE_WRITE_LANDS(&house, 0, i * 4096, first[i].rkey, 0x41);
+		HOUSE_WRITE_LANDS(&house, 0, (i + 2) * 4096, cut[i].rkey, 0x42);
+	}
+	HOUSE_OK(mwctl_revoke_peer(house.ctx, it->peer, 0, MWCTL_KILL_NEVER, NULL));
+	HOUSE_OK(mwctl_grant_prepare(house.ctx, ask, 5, wrs, all, &token));
+	HOUSE_OK(mwctl_abort(house.ctx, token));
+	HOUSE_WRITE_FAILS(&house, 0, 0, first[0].rkey, 0x43);
+	rejoin();
+	house_check_misuse();
+	house_ok("entries of a chain that lost its completion come back, and those before it");
+}
+
 int main(void)
 {
 	struct house_options options = {.peer.budget = 1};
 
 	house_open(&house, &options);
 	abort_after_the_completion();
+	house_close(&house);
+	options.peer.budget = 5;
+	house_open(&house, &options);
+	cut_behind_unsignaled();
 	house_close(&house);
 	house_open(&house, NULL);
 	unclear_revocation();
