@@ -30,7 +30,9 @@ void walk_granted(int server, const mwctl_request *asked, const mwctl_result *re
 	struct walk_peer *peer = peer_asked(server, asked);
 	struct walk_grant *grant = NULL;
 	mwctl_grant_info info;
-	bool excused = !peer || walk_hurt(peer) || (peer->leaving && result->status == MWCTL_STATUS_PEER_LEAVING);
+	/* A move's turn may come while its client leaves, or once it has left and nobody has said so yet. */
+	bool excused = !peer || walk_hurt(peer) || (peer->leaving && (result->status == MWCTL_STATUS_PEER_LEAVING ||
+								      result->status == MWCTL_STATUS_STALE_ID));
 
 	/* Another thread takes its share of the time. */
 	late |= walk.server[server].served;
