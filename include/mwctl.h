@@ -212,7 +212,8 @@ enum mwctl_event_kind
   // The library moved the peer's QP to ERR: a revocation, or its detach, missed the deadline. Only
   // the application can tell the other side.
   MWCTL_EVENT_KIND_PEER_KILLED = 1,
-  // The peer's QP was found in an error state.
+  // The peer's QP was found in an error state: by a completion of ours, or by a look at it. An
+  // error that the application offered leads to that look at the next grant or revocation.
   MWCTL_EVENT_KIND_PEER_DEAD = 2,
   // The peer ended a grant of its own by SEND_WITH_INV.
   MWCTL_EVENT_KIND_PEER_INVALIDATED = 3,
@@ -550,8 +551,9 @@ typedef void (*mwctl_done_fn)(void *user,
 typedef struct mwctl_peer_info {
   uint32_t qp_num;
   // As far as the library has heard: 0 before RTS, 1 live, 2 the queue pair is in error, 3 gone.
-  // It looks at the queue pair's state after a completion with an error, after an asynchronous
-  // event that was offered, and where it moves one to ERR.
+  // A completion with an error, or an asynchronous event, that was offered makes it look at the
+  // queue pair's state, but only at the next grant or revocation; it looks also where it moves
+  // one to ERR.
   uint32_t life;
   // 1 once a detach has begun.
   uint32_t leaving;
@@ -892,9 +894,9 @@ mwctl_status mwctl_revoke(struct mwctl_context *ctx,
 // Takes many rights back, of any number of clients: a chain of LOCAL_INVs a client, with one post
 // and one signaled completion, all clients' chains in flight together. `results` may be NULL or
 // has room for `n`, in order; a stale or doubled id has a status of its own there and does not
-// keep the others from ending. `kill`: enum mwctl_kill. Returns the first status that is no
-// success. A client that goes on writing can end the queue pair by that in the middle of its chain:
-// the rest is then proved by QP_FENCED.
+// keep the others from ending. OPEN: not proved, as for mwctl_revoke. `kill`: enum mwctl_kill.
+// Returns the first status that is no success. A client that goes on writing can end the queue
+// pair by that in the middle of its chain: the rest is then proved by QP_FENCED.
 // May wait.
 mwctl_status mwctl_revoke_batch(struct mwctl_context *ctx,
                                 const uint64_t *grants,
@@ -914,7 +916,8 @@ mwctl_status mwctl_revoke_start(struct mwctl_context *ctx,
                                 void *user);
 
 // Takes back all that one client holds, what is being granted included. *n, if not NULL, is the
-// number of grants that ended. The queue pair stays attached and can be granted to again.
+// number of grants that ended. OPEN: one was not proved gone, as for mwctl_revoke. The queue pair
+// stays attached and can be granted to again.
 // May wait.
 mwctl_status mwctl_revoke_peer(struct mwctl_context *ctx,
                                struct mwctl_peer peer,
@@ -932,7 +935,7 @@ mwctl_status mwctl_revoke_peer_start(struct mwctl_context *ctx,
                                      void *user);
 
 // Takes back every right of any client that touches the range. *n, if not NULL, is the number of
-// grants that ended.
+// grants that ended. OPEN: one was not proved gone, as for mwctl_revoke.
 // May wait.
 mwctl_status mwctl_revoke_range(struct mwctl_context *ctx,
                                 struct mwctl_region region,

@@ -30,7 +30,8 @@ pub enum EventKind {
     /// The library moved the peer's QP to ERR: a revocation, or its detach, missed the deadline. Only
     /// the application can tell the other side.
     PeerKilled = 1,
-    /// The peer's QP was found in an error state.
+    /// The peer's QP was found in an error state: by a completion of ours, or by a look at it. An
+    /// error that the application offered leads to that look at the next grant or revocation.
     PeerDead = 2,
     /// The peer ended a grant of its own by SEND_WITH_INV.
     PeerInvalidated = 3,

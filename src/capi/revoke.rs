@@ -57,9 +57,9 @@ pub unsafe extern "C" fn mwctl_revoke(
 /// Takes many rights back, of any number of clients: a chain of LOCAL_INVs a client, with one post
 /// and one signaled completion, all clients' chains in flight together. `results` may be NULL or
 /// has room for `n`, in order; a stale or doubled id has a status of its own there and does not
-/// keep the others from ending. `kill`: enum mwctl_kill. Returns the first status that is no
-/// success. A client that goes on writing can end the queue pair by that in the middle of its chain:
-/// the rest is then proved by QP_FENCED.
+/// keep the others from ending. OPEN: not proved, as for mwctl_revoke. `kill`: enum mwctl_kill.
+/// Returns the first status that is no success. A client that goes on writing can end the queue
+/// pair by that in the middle of its chain: the rest is then proved by QP_FENCED.
 /// May wait.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mwctl_revoke_batch(
@@ -98,7 +98,8 @@ pub unsafe extern "C" fn mwctl_revoke_start(
 }
 
 /// Takes back all that one client holds, what is being granted included. *n, if not NULL, is the
-/// number of grants that ended. The queue pair stays attached and can be granted to again.
+/// number of grants that ended. OPEN: one was not proved gone, as for mwctl_revoke. The queue pair
+/// stays attached and can be granted to again.
 /// May wait.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mwctl_revoke_peer(
@@ -133,7 +134,7 @@ pub unsafe extern "C" fn mwctl_revoke_peer_start(
 }
 
 /// Takes back every right of any client that touches the range. *n, if not NULL, is the number of
-/// grants that ended.
+/// grants that ended. OPEN: one was not proved gone, as for mwctl_revoke.
 /// May wait.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mwctl_revoke_range(

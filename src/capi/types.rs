@@ -221,8 +221,9 @@ pub struct mwctl_peer_options {
 pub struct mwctl_peer_info {
     pub qp_num: u32,
     /// As far as the library has heard: 0 before RTS, 1 live, 2 the queue pair is in error, 3 gone.
-    /// It looks at the queue pair's state after a completion with an error, after an asynchronous
-    /// event that was offered, and where it moves one to ERR.
+    /// A completion with an error, or an asynchronous event, that was offered makes it look at the
+    /// queue pair's state, but only at the next grant or revocation; it looks also where it moves
+    /// one to ERR.
     pub life: u32,
     /// 1 once a detach has begun.
     pub leaving: u32,
