@@ -527,19 +527,26 @@ class Pages:
     def overview(self, template):
         header, roff = self.header, self.roff
         intro = [line[3:] for line in header.intro.splitlines()]
-        dozen, rules = [], []
+        lists, rules = [[]], []
         for line in intro:
             if match := re.match(r"  (mwctl_\w+)\s{2,}(\S.*)", line):
-                dozen.append((match[1], match[2]))
+                lists[-1].append((match[1], match[2]))
+            elif lists[-1] and line.startswith("In a program"):
+                lists.append([])
             elif match := re.match(r"  ([A-Za-z]\w+)\s{2,}(\S.*)", line):
                 rules.append((match[1], [match[2]]))
             elif rules and line.startswith("      "):
                 rules[-1][1].append(line.strip())
         proof = re.search(r"What a proof says: (.*)", "\n".join(intro), re.S)[1].split()
-        if len(dozen) < 8 or len(rules) < 5:
+
+        def tagged(calls):
+            return sum(([".TP", f".BR {n} (3)", *roff.lines([said])] for n, said in calls), [])
+
+        if len(lists) != 2 or len(lists[0]) < 8 or not lists[1] or len(rules) < 5:
             raise SystemExit("man.py: the introduction of mwctl.h was not understood")
         parts = {
-            "DOZEN": sum(([".TP", f".BR {n} (3)", *roff.lines([said])] for n, said in dozen), []),
+            "DOZEN": tagged(lists[0]),
+            "SHORT": tagged(lists[1]),
             "RULES": sum(([".TP", f".B {n}", *roff.lines(said)] for n, said in rules), []),
             "PROOF": roff.lines([sentence(" ".join(proof))]),
             "PROOFS": self.variants("mwctl_proof"),
