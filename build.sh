@@ -71,5 +71,5 @@ for header in include/*.h include/*.hpp; do
 done
 cp man/man3/*.3 "$prefix/share/man/man3/"
 cp man/man7/*.7 "$prefix/share/man/man7/"
-cp LICENSE* "$prefix/share/doc/mwctl/"
+cp -R LICENSE* README.md docs examples-c "$prefix/share/doc/mwctl/"
 say "libmwctl $version is in $prefix"

@@ -11,7 +11,10 @@ install(FILES ${mwctl_headers} DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}")
 install(FILES "${mwctl_shared}" ${mwctl_shared_links} "${mwctl_static}"
   DESTINATION "${CMAKE_INSTALL_LIBDIR}")
 file(GLOB mwctl_licences "${PROJECT_SOURCE_DIR}/LICENSE*")
-install(FILES ${mwctl_licences} DESTINATION "${CMAKE_INSTALL_DOCDIR}")
+install(FILES ${mwctl_licences} "${PROJECT_SOURCE_DIR}/README.md" DESTINATION "${CMAKE_INSTALL_DOCDIR}")
+# The README points there.
+install(DIRECTORY "${PROJECT_SOURCE_DIR}/docs" "${PROJECT_SOURCE_DIR}/examples-c"
+  DESTINATION "${CMAKE_INSTALL_DOCDIR}" PATTERN "CMakeLists.txt" EXCLUDE)
 foreach(section 3 7)
   file(GLOB mwctl_man CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/man/man${section}/*.${section}")
   install(FILES ${mwctl_man} DESTINATION "${CMAKE_INSTALL_MANDIR}/man${section}")

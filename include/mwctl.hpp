@@ -582,6 +582,17 @@ inline result<void> size_queues(std::uint32_t budget, ibv_qp_cap &cap, int &cqe)
 	return static_cast<status>(::mwctl_size_queues(budget, &cap, &cqe));
 }
 
+// One of the two, where they are created in different places.
+inline result<void> size_queues(std::uint32_t budget, ibv_qp_cap &cap) noexcept
+{
+	return static_cast<status>(::mwctl_size_queues(budget, &cap, nullptr));
+}
+
+inline result<void> size_queues(std::uint32_t budget, int &cqe) noexcept
+{
+	return static_cast<status>(::mwctl_size_queues(budget, nullptr, &cqe));
+}
+
 // ---- inner parts ----
 
 namespace detail {

@@ -40,6 +40,10 @@ for page in man3/mwctl_revoke_batch.3 man3/mwctl_revoke_start.3 man7/mwctl.7; do
 	grep -q "/man/$page\$" "$work/files" || die "$page is not installed"
 done
 
+for page in README.md docs/adopting.md examples-c/kv_server.c; do
+	grep -q "/doc/mwctl/$page\$" "$work/files" || die "$page is not installed"
+done
+
 # The folder may be moved. Nothing installed knows where it was built or put first.
 stage=$work/a\ new\ place
 mv "$work/first" "$stage"

@@ -156,9 +156,24 @@ static void exceptions()
 }
 #endif
 
+static void sizes()
+{
+	ibv_qp_cap both{}, alone{};
+	int cqe = 0, cqe_alone = 0;
+
+	OK(mwctl::size_queues(7, both, cqe));
+	OK(mwctl::size_queues(7, alone));
+	OK(mwctl::size_queues(7, cqe_alone));
+	RC_CHECK_EQ(7, both.max_send_wr);
+	RC_CHECK_EQ(7, alone.max_send_wr);
+	RC_CHECK_EQ(cqe, cqe_alone);
+	rc_ok("queues are sized together or alone");
+}
+
 int main()
 {
 	codes();
+	sizes();
 	spans();
 #if defined(__cpp_exceptions)
 	exceptions();
