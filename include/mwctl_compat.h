@@ -43,9 +43,9 @@
  *                     MWCTL_COMPAT_STRIP_REMOTE defined the flags are left out; for programs
  *                     that never hand out mr->rkey.
  *
- * These names become macros with arguments. A program that takes such a function's address gets
- * the original. With `-include`, a feature macro such as _GNU_SOURCE in a file comes too late: give it
- * to the compiler as well.
+ * These names become macros without arguments, so that a function's address, in a table or for a
+ * std::unique_ptr, is ours as well. What a program looks up by dlsym is the original. With `-include`, a
+ * feature macro such as _GNU_SOURCE in a file comes too late: give it to the compiler as well.
  */
 #ifndef MWCTL_COMPAT_H
 #define MWCTL_COMPAT_H
@@ -104,30 +104,57 @@ static inline unsigned int ibv_mwctl_access(unsigned int access)
 }
 
 #ifdef __cplusplus
+#define IBV_MWCTL_UNSIGNED(access) static_cast<unsigned int>(access)
+#else
+#define IBV_MWCTL_UNSIGNED(access) ((unsigned int)(access))
+#endif
+
+/* Of the very types of what they replace: a program may take their addresses. */
+static inline struct ibv_mr *ibv_mwctl_reg_mr(struct ibv_pd *pd, void *addr, size_t length, int access)
+{
+	return mwctl_compat_reg_mr(pd, addr, length, ibv_mwctl_access(IBV_MWCTL_UNSIGNED(access)));
+}
+
+static inline struct ibv_mr *ibv_mwctl_reg_mr_iova(struct ibv_pd *pd, void *addr, size_t length, uint64_t iova,
+						   int access)
+{
+	return mwctl_compat_reg_mr_iova(pd, addr, length, iova, ibv_mwctl_access(IBV_MWCTL_UNSIGNED(access)));
+}
+
+static inline struct ibv_mr *ibv_mwctl_reg_mr_iova2(struct ibv_pd *pd, void *addr, size_t length, uint64_t iova,
+						    unsigned int access)
+{
+	return mwctl_compat_reg_mr_iova(pd, addr, length, iova, ibv_mwctl_access(access));
+}
+
+static inline struct ibv_mw *ibv_mwctl_alloc_mw(struct ibv_pd *pd, enum ibv_mw_type type)
+{
+	return mwctl_compat_alloc_mw(pd, IBV_MWCTL_UNSIGNED(type));
+}
+
+#undef IBV_MWCTL_UNSIGNED
+
+#ifdef __cplusplus
 }
 #endif
 
 #undef ibv_reg_mr
 #undef ibv_reg_mr_iova
-#define ibv_reg_mr(pd, addr, length, access) \
-	mwctl_compat_reg_mr(pd, addr, length, ibv_mwctl_access(access))
-#define ibv_reg_mr_iova(pd, addr, length, iova, access) \
-	mwctl_compat_reg_mr_iova(pd, addr, length, iova, ibv_mwctl_access(access))
-#define ibv_reg_mr_iova2(pd, addr, length, iova, access) \
-	mwctl_compat_reg_mr_iova(pd, addr, length, iova, ibv_mwctl_access(access))
-#define ibv_dereg_mr(mr) mwctl_compat_dereg_mr(mr)
-#define ibv_alloc_mw(pd, type) mwctl_compat_alloc_mw(pd, type)
-#define ibv_dealloc_mw(mw) mwctl_compat_dealloc_mw(mw)
-#define ibv_bind_mw(qp, mw, mw_bind) mwctl_compat_bind_mw(qp, mw, mw_bind)
-#define ibv_poll_cq(cq, num_entries, wc) mwctl_compat_poll_cq(cq, num_entries, wc)
-#define ibv_create_cq(context, cqe, cq_context, channel, comp_vector) \
-	mwctl_compat_create_cq(context, cqe, cq_context, channel, comp_vector)
-#define ibv_resize_cq(cq, cqe) mwctl_compat_resize_cq(cq, cqe)
-#define ibv_destroy_cq(cq) mwctl_compat_destroy_cq(cq)
-#define ibv_create_qp(pd, qp_init_attr) mwctl_compat_create_qp(pd, qp_init_attr)
-#define ibv_modify_qp(qp, attr, attr_mask) mwctl_compat_modify_qp(qp, attr, attr_mask)
-#define ibv_destroy_qp(qp) mwctl_compat_destroy_qp(qp)
-#define ibv_dealloc_pd(pd) mwctl_compat_dealloc_pd(pd)
-#define ibv_close_device(context) mwctl_compat_close_device(context)
+#define ibv_reg_mr ibv_mwctl_reg_mr
+#define ibv_reg_mr_iova ibv_mwctl_reg_mr_iova
+#define ibv_reg_mr_iova2 ibv_mwctl_reg_mr_iova2
+#define ibv_dereg_mr mwctl_compat_dereg_mr
+#define ibv_alloc_mw ibv_mwctl_alloc_mw
+#define ibv_dealloc_mw mwctl_compat_dealloc_mw
+#define ibv_bind_mw mwctl_compat_bind_mw
+#define ibv_poll_cq mwctl_compat_poll_cq
+#define ibv_create_cq mwctl_compat_create_cq
+#define ibv_resize_cq mwctl_compat_resize_cq
+#define ibv_destroy_cq mwctl_compat_destroy_cq
+#define ibv_create_qp mwctl_compat_create_qp
+#define ibv_modify_qp mwctl_compat_modify_qp
+#define ibv_destroy_qp mwctl_compat_destroy_qp
+#define ibv_dealloc_pd mwctl_compat_dealloc_pd
+#define ibv_close_device mwctl_compat_close_device
 
 #endif

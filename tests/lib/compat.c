@@ -84,16 +84,14 @@ static uint8_t *block(struct scene *s, int number)
 static int post_bind(struct scene *s, int client, int number, size_t length, unsigned int access, uint64_t wr_id,
 		     unsigned int flags)
 {
-	struct ibv_mw_bind bind = {
-		.wr_id = wr_id,
-		.send_flags = flags,
-		.bind_info = {.mr = s->memory.mr,
-			      .addr = (uintptr_t)block(s, number),
-			      .length = length,
-			      .mw_access_flags = access},
-	};
-
-	return ibv_bind_mw(s->pair[client].server.qp, s->mw, &bind);
+	/* Commas within the call, as where a program writes its request in place. */
+	return ibv_bind_mw(s->pair[client].server.qp, s->mw,
+			   &(struct ibv_mw_bind){.wr_id = wr_id,
+						 .send_flags = flags,
+						 .bind_info = {.mr = s->memory.mr,
+							       .addr = (uintptr_t)block(s, number),
+							       .length = length,
+							       .mw_access_flags = access}});
 }
 
 static void await(struct scene *s, int client, uint64_t wr_id, enum ibv_wc_opcode opcode)
