@@ -124,7 +124,9 @@ impl Context {
             Some(grant) => self.replaceable(index, grant)?,
             None => None,
         };
-        if span.length == 0 && old.is_none() && !ask.signaled && !body.signal_all {
+        // On a queue pair in ERR the application hears of it all the same.
+        let silent = !ask.signaled && !body.signal_all && body.life != Life::Dead;
+        if span.length == 0 && old.is_none() && silent {
             return Ok(Bound::Unbound);
         }
         let need = 1 + u32::from(old.is_some() == (span.length > 0));

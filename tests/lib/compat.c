@@ -356,6 +356,13 @@ static void test_dead_queue(void)
 		RC_CHECK_EQ(wr_id, wc.wr_id);
 		RC_CHECK_STATUS(IBV_WC_WR_FLUSH_ERR, wc.status);
 	}
+	/* An unbind of what is no longer bound, which asks for nothing. */
+	RC_CHECK_EQ(0, post_bind(&s, 0, 0, 0, 0, 13, 0));
+	if (flushes(&s)) {
+		wc = rc_wait(s.pair[0].server.cq);
+		RC_CHECK_EQ(13, wc.wr_id);
+		RC_CHECK_STATUS(IBV_WC_WR_FLUSH_ERR, wc.status);
+	}
 	nothing_more(&s, 0);
 	/* As Type 1 wants it after an error. */
 	s.mw->rkey = rkey;
