@@ -39,6 +39,10 @@
  *                     ibv_poll_cq see the receive queue, too.
  *   refused           RC queue pairs of ibv_create_qp and queues of ibv_create_cq only, polled by
  *                     ibv_poll_cq; no on-demand or zero-based regions. EOPNOTSUPP
+ *   wake-ups          A completion channel may wake the program for a completion that is the library's:
+ *                     ibv_poll_cq then finds nothing.
+ *   fork              A child that was forked after the first ibv_alloc_mw has no Type 1 windows: EPERM.
+ *                     Its other calls are verbs' own.
  *   mr->rkey          of a region with IBV_ACCESS_REMOTE_* stays open, and a message says so. With
  *                     MWCTL_COMPAT_STRIP_REMOTE defined the flags are left out; for programs
  *                     that never hand out mr->rkey.

@@ -8,7 +8,7 @@ use std::mem::MaybeUninit;
 use std::ptr::NonNull;
 use std::sync::{Arc, LazyLock};
 
-use parking_lot::{Mutex, RwLock};
+use parking_lot::{Mutex, MutexGuard, RwLock};
 
 use crate::adopt::errno_of;
 use crate::bind::{Ask, Bound, Span};
@@ -74,6 +74,12 @@ struct Known {
 
 static KNOWN: LazyLock<Known> = LazyLock::new(Known::default);
 
+/// What is known; nothing in a forked child, where a thread that is not there may hold the lock for
+/// ever. The child's verbs calls are its own.
+fn open<T>(book: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
+    (!fork::is_child()).then(|| book.lock())
+}
+
 thread_local! {
     static LAST: RefCell<CString> = RefCell::default();
 }
@@ -98,7 +104,7 @@ pub fn last_message() -> *const libc::c_char {
 
 pub fn say(text: String) {
     let text = CString::new(text).unwrap_or_default();
-    let call = KNOWN.on_message.lock().clone();
+    let call = open(&KNOWN.on_message).and_then(|call| call.clone());
     if let Some(call) = call {
         call(&text);
     }
@@ -118,6 +124,9 @@ fn refused<T>(call: &str, status: Status) -> Answer<T> {
 // ---- contexts ----
 
 fn context_of(device: *mut verbs::ibv_context) -> Option<Arc<Context>> {
+    if fork::is_child() {
+        return None;
+    }
     let contexts = KNOWN.contexts.read();
     contexts.iter().find(|(known, _)| known.raw() == device).map(|(_, ctx)| ctx.clone())
 }
@@ -154,6 +163,9 @@ pub fn owns(ctx: &Context) -> bool {
 }
 
 pub fn close_device(device: Device) -> Answer<()> {
+    if fork::is_child() {
+        return device.close();
+    }
     let known = {
         let mut contexts = KNOWN.contexts.write();
         let at = contexts.iter().position(|(known, _)| *known == device);
@@ -185,7 +197,7 @@ pub fn dealloc_pd(pd: Pd) -> Answer<()> {
 
 pub fn reg_mr(pd: Pd, addr: *mut libc::c_void, length: usize, iova: u64, access: u32) -> Answer<Mr> {
     let mr = pd.register_iova(addr, length, iova, access)?;
-    KNOWN.regions.lock().insert(mr, Declared { iova, access });
+    open(&KNOWN.regions).map(|mut regions| regions.insert(mr, Declared { iova, access }));
     Ok(mr)
 }
 
@@ -201,7 +213,7 @@ pub fn dereg_mr(mr: Mr) -> Answer<()> {
             Err(status) => return refused("ibv_dereg_mr", status),
         }
     }
-    let declared = KNOWN.regions.lock().remove(&mr);
+    let declared = open(&KNOWN.regions).and_then(|mut regions| regions.remove(&mr));
     mr.deregister().inspect_err(|_| {
         if let Some(declared) = declared {
             KNOWN.regions.lock().insert(mr, declared);
@@ -268,7 +280,7 @@ pub fn create_cq(
     if cq.entries() < with_room(cqe).max(0) as u64 {
         say(format!("ibv_create_cq: the device has no room for the completions of more than {cqe} requests"));
     }
-    KNOWN.cqs.lock().insert(cq);
+    open(&KNOWN.cqs).map(|mut cqs| cqs.insert(cq));
     Ok(cq)
 }
 
@@ -284,7 +296,7 @@ pub fn destroy_cq(cq: Cq) -> Answer<()> {
         // While a QP uses it the device refuses.
         let _ = ctx.queues.forget(cq.raw());
     }
-    let known = KNOWN.cqs.lock().remove(&cq);
+    let known = open(&KNOWN.cqs).is_some_and(|mut cqs| cqs.remove(&cq));
     cq.destroy().inspect_err(|_| {
         if known {
             KNOWN.cqs.lock().insert(cq);
@@ -295,8 +307,8 @@ pub fn destroy_cq(cq: Cq) -> Answer<()> {
 /// As `ibv_poll_cq`. Never waits.
 pub fn poll_cq(cq: Cq, out: &mut [MaybeUninit<verbs::ibv_wc>]) -> Answer<usize> {
     match context_of(cq.device()) {
-        Some(ctx) if !fork::is_child() => ctx.poll_cq(cq, out),
-        _ => cq.poll(out),
+        Some(ctx) => ctx.poll_cq(cq, out),
+        None => cq.poll(out),
     }
 }
 
@@ -313,7 +325,7 @@ pub fn create_qp(pd: Pd, attr: &mut verbs::ibv_qp_init_attr) -> Answer<Qp> {
         Ok(qp) => {
             attr.cap = wider.cap;
             attr.cap.max_send_wr = asked;
-            KNOWN.qps.lock().insert(qp, budget);
+            open(&KNOWN.qps).map(|mut qps| qps.insert(qp, budget));
             Ok(qp)
         }
         Err(_) => {
@@ -322,7 +334,7 @@ pub fn create_qp(pd: Pd, attr: &mut verbs::ibv_qp_init_attr) -> Answer<Qp> {
                 "ibv_create_qp: no queue of {budget} entries; where it is full of {asked}, a bind of a bound \
                  window needs two"
             ));
-            KNOWN.qps.lock().insert(qp, asked.max(1));
+            open(&KNOWN.qps).map(|mut qps| qps.insert(qp, asked.max(1)));
             Ok(qp)
         }
     }
@@ -345,7 +357,7 @@ pub fn modify_qp(qp: Qp, attr: &mut verbs::ibv_qp_attr, mask: u32) -> Answer<()>
 
 pub fn destroy_qp(qp: Qp) -> Answer<()> {
     leave(qp, "ibv_destroy_qp")?;
-    let budget = KNOWN.qps.lock().remove(&qp);
+    let budget = open(&KNOWN.qps).and_then(|mut qps| qps.remove(&qp));
     qp.destroy().inspect_err(|_| {
         if let Some(budget) = budget {
             KNOWN.qps.lock().insert(qp, budget);
@@ -355,9 +367,14 @@ pub fn destroy_qp(qp: Qp) -> Answer<()> {
 
 // ---- windows ----
 
-/// The application's window at an address, if it is one of these.
-fn window_at(mw: *mut verbs::ibv_mw) -> Option<Arc<Window>> {
-    KNOWN.windows.lock().get(&(mw as usize)).cloned()
+/// The application's window at an address, if it is one of these. Refused in a forked child.
+fn window_at(mw: NonNull<verbs::ibv_mw>, call: &str) -> Answer<Option<Arc<Window>>> {
+    match open(&KNOWN.windows) {
+        Some(windows) => Ok(windows.get(&(mw.as_ptr() as usize)).cloned()),
+        // SAFETY: the application's window, ours or its own.
+        None if unsafe { mw.as_ref() }.type_ == verbs::IBV_MW_TYPE_1 => refused(call, Status::Forked),
+        None => Ok(None),
+    }
 }
 
 /// May wait: a kernel call.
@@ -396,13 +413,10 @@ pub fn alloc_mw(pd: Pd, mw_type: u32) -> Answer<NonNull<verbs::ibv_mw>> {
 
 /// May wait for a request for the window that is under way.
 pub fn dealloc_mw(mw: NonNull<verbs::ibv_mw>) -> Answer<()> {
-    let Some(window) = window_at(mw.as_ptr()) else {
+    let Some(window) = window_at(mw, "ibv_dealloc_mw")? else {
         // SAFETY: the application's own window.
         return unsafe { OwnMw::new(mw) }.dealloc();
     };
-    if fork::is_child() {
-        return refused("ibv_dealloc_mw", Status::Forked);
-    }
     let held = {
         let mut body = window.body.lock();
         body.gone = true;
@@ -418,13 +432,10 @@ pub fn dealloc_mw(mw: NonNull<verbs::ibv_mw>) -> Answer<()> {
 
 /// As `ibv_bind_mw`: posted when it returns, in the order of the application's own requests.
 pub fn bind_mw(qp: Qp, mw: NonNull<verbs::ibv_mw>, bind: &mut verbs::ibv_mw_bind) -> Answer<()> {
-    let Some(window) = window_at(mw.as_ptr()) else {
+    let Some(window) = window_at(mw, "ibv_bind_mw")? else {
         // SAFETY: the application's own window.
         return unsafe { OwnMw::new(mw) }.bind(qp, bind);
     };
-    if fork::is_child() {
-        return refused("ibv_bind_mw", Status::Forked);
-    }
     let info = &bind.bind_info;
     // SAFETY: the application's region, or NULL.
     let mr = NonNull::new(info.mr).map(|mr| unsafe { Mr::new(mr) });

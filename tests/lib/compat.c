@@ -8,6 +8,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include "rc_pair.h"
 
@@ -726,6 +728,63 @@ static void test_failing_requests(void)
 	rc_ok("a queue pair is destroyed with a bind under way");
 }
 
+/* What a forked child of a server calls as it cleans up. Exit status 0: it harmed nobody. */
+static int child_of(struct scene *s, struct ibv_pd *idle)
+{
+	struct mwctl_sim_counters before = {0}, after = {0};
+
+	if (ibv_alloc_mw(s->pd, IBV_MW_TYPE_1) || errno != EPERM)
+		return 1;
+	if (ibv_dealloc_mw(s->mw) != EPERM || post_bind(s, 0, 0, 0, 0, 1, 0) != EPERM)
+		return 2;
+	if (!*mwctl_compat_error())
+		return 3;
+	if (mwctl_sim_present())
+		mwctl_sim_counters_get(&before, sizeof(before));
+	/* There is a region in it: refused, and the windows behind it are its parent's. */
+	if (!ibv_dealloc_pd(idle))
+		return 4;
+	if (mwctl_sim_present())
+		mwctl_sim_counters_get(&after, sizeof(after));
+	if (after.mw_deallocated != before.mw_deallocated)
+		return 5;
+	ibv_close_device(s->device.context);
+	return 0;
+}
+
+static void test_fork(void)
+{
+	struct scene s;
+	struct rc_memory idle;
+	struct ibv_pd *pd;
+	struct ibv_mw *mw;
+	uint32_t rkey;
+	pid_t child;
+	int status;
+
+	open_scene(&s, 0);
+	pd = ibv_alloc_pd(s.device.context);
+	RC_CHECK(pd);
+	rc_memory_open(&idle, pd, BLOCK, IBV_ACCESS_LOCAL_WRITE);
+	mw = ibv_alloc_mw(pd, IBV_MW_TYPE_1);
+	RC_CHECK(mw);
+	RC_CHECK_EQ(0, ibv_dealloc_mw(mw));
+	rkey = bind(&s, 0, 0, REMOTE);
+	child = fork();
+	RC_CHECK(child >= 0);
+	if (child == 0) {
+		alarm(RC_DEADLINE_S);
+		_exit(child_of(&s, pd));
+	}
+	RC_CHECK_EQ(child, waitpid(child, &status, 0));
+	RC_CHECK_EQ(0, status);
+	lands(&s, 0, 0, rkey);
+	lands(&s, 0, 1, bind(&s, 0, 1, REMOTE));
+	rc_memory_close(&idle);
+	RC_CHECK_EQ(0, ibv_dealloc_pd(pd));
+	close_scene(&s);
+	rc_ok("a forked child has no windows, and harms none of its parent's when it cleans up");
+}
 #endif
 
 int main(void)
@@ -744,6 +803,7 @@ int main(void)
 	test_pinned();
 	test_messages();
 	test_kept();
+	test_fork();
 	if (mwctl_sim_present()) {
 		test_given_back();
 		test_refused_posts();
