@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::mem::MaybeUninit;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 
-use parking_lot::Mutex;
+use parking_lot::{Mutex, RwLock};
 use verbs::{ibv_cq, ibv_wc};
 
 use crate::complete::Taken;
@@ -66,6 +66,9 @@ pub struct Queues {
     table: Box<[AtomicUsize]>,
     /// Slots to use again. Held while the table changes.
     free: Mutex<Vec<u32>>,
+    /// Held for reading while a queue is polled that no peer uses: it gets its first peer, on whose behalf
+    /// completions may be kept, before or after that.
+    entering: RwLock<()>,
 }
 
 /// An entry that was taken out, behind which others may lie.
@@ -87,6 +90,7 @@ impl Default for Queues {
             slots: Slab::new(MAX_QUEUES),
             table: (0..MAX_QUEUES * 2).map(|_| AtomicUsize::new(0)).collect(),
             free: Mutex::default(),
+            entering: RwLock::default(),
         }
     }
 }
@@ -130,6 +134,7 @@ impl Queues {
 
     /// One more peer uses the queue, in this mode.
     pub fn enter(&self, cq: Cq, mode: Mode, owner: u64) -> Result<u32> {
+        let _nobody_polls = self.entering.write();
         let mut free = self.free.lock();
         let index = match self.find(cq.raw()) {
             Some(index) => index,
@@ -218,10 +223,17 @@ impl Context {
             // Nothing of ours is there, and its numbers mean other things.
             return cq.poll(out);
         }
-        let result = match self.queues.find(cq.raw()) {
-            Some(index) => self.poll_known(index, cq, out, &mut filled),
-            // Late completions of a detached peer may still come.
-            None => self.poll_device(cq, None, out, &mut filled),
+        let result = loop {
+            if let Some(index) = self.queues.find(cq.raw()) {
+                if let Some(result) = self.poll_known(index, cq, out, &mut filled) {
+                    break result;
+                }
+            }
+            let _nobody_enters = self.queues.entering.read();
+            if self.queues.find(cq.raw()).is_none() {
+                // Late completions of a detached peer may still come.
+                break self.poll_device(cq, None, out, &mut filled);
+            }
         };
         self.after_completions();
         match result {
@@ -230,23 +242,23 @@ impl Context {
         }
     }
 
-    /// Polls a queue that peers use: what was kept for the application comes first.
+    /// Polls a queue that peers use: what was kept for the application comes first. None if it is used by
+    /// none any more.
     fn poll_known(
         &self,
         index: u32,
         cq: Cq,
         out: &mut [MaybeUninit<ibv_wc>],
         filled: &mut usize,
-    ) -> std::result::Result<(), Errno> {
+    ) -> Option<std::result::Result<(), Errno>> {
         let queue = self.queues.at(index);
         let mut body = queue.body.lock();
         if queue.cq.load(Ordering::Acquire) != cq.raw() {
             // The last peer has left meanwhile, and the slot is another queue's.
-            drop(body);
-            return self.poll_device(cq, None, out, filled);
+            return None;
         }
         if body.is_foreign() {
-            return Err(Errno(libc::EPERM));
+            return Some(Err(Errno(libc::EPERM)));
         }
         while *filled < out.len() {
             let Some(kept) = body.kept.pop_front() else { break };
@@ -260,7 +272,7 @@ impl Context {
         if idle {
             self.queues.remove_idle(index);
         }
-        result
+        Some(result)
     }
 
     /// Fills the rest of `out` from the device, without what is ours.
