@@ -268,6 +268,10 @@ fn with_room(cqe: i32) -> i32 {
     cqe.saturating_mul(2).saturating_add(ENTRIES)
 }
 
+fn scant(call: &str, cqe: i32) -> String {
+    format!("{call}: the device has no room for the completions of more than {cqe} requests")
+}
+
 pub fn create_cq(
     device: Device,
     cqe: i32,
@@ -278,7 +282,7 @@ pub fn create_cq(
     let create = |cqe| device.create_cq(cqe, context, channel, vector);
     let cq = if cqe > 0 { create(with_room(cqe)).or_else(|_| create(cqe))? } else { create(cqe)? };
     if cq.entries() < with_room(cqe).max(0) as u64 {
-        say(format!("ibv_create_cq: the device has no room for the completions of more than {cqe} requests"));
+        say(scant("ibv_create_cq", cqe));
     }
     open(&KNOWN.cqs).map(|mut cqs| cqs.insert(cq));
     Ok(cq)
@@ -288,7 +292,11 @@ pub fn resize_cq(cq: Cq, cqe: i32) -> Answer<()> {
     if cqe <= 0 {
         return cq.resize(cqe);
     }
-    cq.resize(with_room(cqe))
+    cq.resize(with_room(cqe)).or_else(|_| {
+        cq.resize(cqe)?;
+        say(scant("ibv_resize_cq", cqe));
+        Ok(())
+    })
 }
 
 pub fn destroy_cq(cq: Cq) -> Answer<()> {

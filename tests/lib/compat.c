@@ -448,6 +448,26 @@ static void *work(void *user)
 	return NULL;
 }
 
+/* As large as the device has them: there is no more room then, and nothing to refuse. */
+static void test_largest_queues(void)
+{
+	struct rc_device device;
+	struct ibv_cq *cq;
+
+	rc_device_open(&device);
+	cq = ibv_create_cq(device.context, 16, NULL, NULL, 0);
+	RC_CHECK(cq);
+	RC_CHECK_EQ(0, ibv_resize_cq(cq, device.attr.max_cqe));
+	RC_CHECK(cq->cqe >= device.attr.max_cqe);
+	RC_CHECK(ibv_resize_cq(cq, -1));
+	RC_CHECK_EQ(0, ibv_destroy_cq(cq));
+	cq = ibv_create_cq(device.context, device.attr.max_cqe, NULL, NULL, 0);
+	RC_CHECK(cq && cq->cqe >= device.attr.max_cqe);
+	RC_CHECK_EQ(0, ibv_destroy_cq(cq));
+	rc_device_close(&device);
+	rc_ok("completion queues of the largest size");
+}
+
 static void test_threads(void)
 {
 	struct scene s;
@@ -798,6 +818,7 @@ int main(void)
 	test_dead_queue();
 	test_reset();
 	test_refusals();
+	test_largest_queues();
 	test_threads();
 #ifdef MWCTL_COMPAT_H
 	test_pinned();
