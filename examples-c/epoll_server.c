@@ -222,8 +222,10 @@ static void on_granted(void *user, mwctl_status status, const mwctl_result *resu
 {
 	struct seat *seat = user;
 
-	if (!demand(status == MWCTL_STATUS_OK && n == 1, "a grant: %s", mwctl_status_text(status)))
-		return leave(seat);
+	if (!demand(status == MWCTL_STATUS_OK && n == 1, "a grant: %s", mwctl_status_text(status))) {
+		leave(seat);
+		return;
+	}
 	seat->state = OPEN;
 	send_message(seat, &(struct counter_message){
 				   .kind = COUNTER_GO,

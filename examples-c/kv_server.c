@@ -27,7 +27,7 @@ struct seat {
 	const struct record *rows;
 	uint64_t newest; /* the highest sequence number seen in its rows */
 	uint64_t mark;   /* the same once somebody was kicked */
-	bool stopped, dead;
+	bool stopped, hung_up, dead;
 };
 
 static struct server {
@@ -90,6 +90,17 @@ static void welcome(int k)
 	link_send(&seat->link, &hello, sizeof(hello));
 }
 
+/* Nothing has arrived. Who hung up before this was so has nothing more to say. */
+static void look_for_the_dead(void)
+{
+	struct seat *seat;
+
+	for (seat = server.seats; seat < server.seats + CLIENTS; seat++) {
+		seat->dead |= seat->hung_up;
+		seat->hung_up |= cm_hung_up(&seat->link);
+	}
+}
+
 /* What arrived, and who died. libmwctl's own completions are taken in on the way. */
 static void poll_clients(void)
 {
@@ -99,8 +110,10 @@ static void poll_clients(void)
 
 	if (n < 0)
 		die("mwctl_poll_cq failed");
-	if (n == 0)
+	if (n == 0) {
+		look_for_the_dead();
 		sched_yield();
+	}
 	for (i = 0; i < n; i++) {
 		for (k = 0; k < CLIENTS && server.seats[k].link.qp->qp_num != wcs[i].qp_num; k++)
 			;
@@ -188,7 +201,7 @@ static void serve(void)
 		link_send(&seat->link, &stop, sizeof(stop));
 		while (!seat->stopped && !seat->dead)
 			poll_clients();
-		demand(!seat->dead, "client %d lost its connection", k);
+		demand(seat->stopped, "client %d lost its connection", k);
 	}
 }
 

@@ -34,7 +34,7 @@ struct replica {
 	uint64_t held;         /* the grant of the present leader; 0: there is none */
 	uint64_t last;         /* the last entry when the log was last handed over */
 	struct record *handed; /* and its copy as it was then */
-	bool dead[LEADERS];
+	bool hung_up[LEADERS], dead[LEADERS];
 	struct message done; /* what the new leader said last */
 };
 
@@ -147,6 +147,10 @@ static void check(int r)
 	demand(!memcmp(replica->log, replica->handed, replica->last * sizeof(record)),
 	       "replica %d: entries from before the handover changed", r);
 	demand(done->first > replica->last, "replica %d: the new leader went over old entries", r);
+	/* It is a number from the network. */
+	if (!demand(done->first >= 1 && done->last <= ENTRIES, "replica %d: there is no entry %llu to %llu", r,
+		    (unsigned long long)done->first, (unsigned long long)done->last))
+		return;
 	for (number = done->first; number <= done->last; number++) {
 		memcpy(&record, &replica->log[number - 1], sizeof(record));
 		demand(record.sequence == number && record_is_good(&record, NEW),
@@ -182,6 +186,19 @@ static void on_completion(const struct ibv_wc *wc)
 		}
 }
 
+/* Nothing has arrived. Who hung up before this was so has nothing more to say. */
+static void look_for_the_dead(void)
+{
+	struct replica *replica;
+	int l;
+
+	for (replica = house.replicas; replica < house.replicas + REPLICAS; replica++)
+		for (l = 0; l < LEADERS; l++) {
+			replica->dead[l] |= replica->hung_up[l];
+			replica->hung_up[l] |= cm_hung_up(&replica->links[l]);
+		}
+}
+
 static void replicas_run(void)
 {
 	struct ibv_wc wcs[16];
@@ -193,8 +210,10 @@ static void replicas_run(void)
 		n = mwctl_poll_cq(house.ctx, house.cq, 16, wcs);
 		if (n < 0)
 			die("mwctl_poll_cq failed");
-		if (n == 0)
+		if (n == 0) {
+			look_for_the_dead();
 			sched_yield();
+		}
 		for (i = 0; i < n; i++)
 			on_completion(&wcs[i]);
 		if (replica->dead[NEW] && replica->done.what != DONE)

@@ -3,6 +3,7 @@
 
 #include <arpa/inet.h>
 #include <errno.h>
+#include <poll.h>
 #include <string.h>
 
 #include "../report.h"
@@ -116,6 +117,23 @@ void cm_connect(struct rdma_cm_id *id, struct link *link, struct ibv_pd *pd, str
 	make_qp(id, link, pd, cq, false);
 	if (rdma_connect(id, &param))
 		die("rdma_connect: %s", strerror(errno));
+}
+
+bool cm_hung_up(struct link *link)
+{
+	struct rdma_cm_event *event;
+	struct pollfd ready;
+	bool hung_up;
+
+	if (!link->id)
+		return false;
+	/* A synchronous id has an event channel of its own. */
+	ready = (struct pollfd){ .fd = link->id->channel->fd, .events = POLLIN };
+	if (poll(&ready, 1, 0) != 1 || rdma_get_cm_event(link->id->channel, &event))
+		return false;
+	hung_up = event->event == RDMA_CM_EVENT_DISCONNECTED;
+	rdma_ack_cm_event(event);
+	return hung_up;
 }
 
 static void hang_up(struct link *link)

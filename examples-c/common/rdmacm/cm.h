@@ -7,6 +7,7 @@
 #ifndef CM_H
 #define CM_H
 
+#include <stdbool.h>
 #include <stdint.h>
 #include <rdma/rdma_cma.h>
 
@@ -32,6 +33,10 @@ void cm_connect(struct rdma_cm_id *id, struct link *link, struct ibv_pd *pd, str
 		uint32_t who);
 
 /* ---- both ---- */
+
+/* Whether the other side has hung up, or its process has ended, which no completion tells. What it sent
+ * before is in the CQ by then. Never waits; false for a link within this process. */
+bool cm_hung_up(struct link *link);
 
 /* Ends a link, however it was made; after mwctl_peer_detach. One by librdmacm is disconnected, which
  * moves its queue pair to ERR, and both are destroyed. */
