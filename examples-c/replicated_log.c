@@ -116,18 +116,20 @@ static void hand_over(int r, int to)
 			.length = LOG_SIZE, .access = IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE },
 	};
 	mwctl_result results[2] = { { 0 } };
+	mwctl_status status = MWCTL_STATUS_STALE_ID;
 
+	/* results[1] is the old right's end. Without a proof of it there is no new one. */
 	if (replica->held)
-		/* results[1] is the old right's end. Without a proof of it there is no new one. */
-		must(mwctl_transfer(house.ctx, &move, 1, 0, MWCTL_KILL_ALLOWED, results),
-		     "mwctl_transfer");
-	else
-		must(mwctl_grant(house.ctx, &move.to, 0, results), "mwctl_grant");
+		status = mwctl_transfer(house.ctx, &move, 1, 0, MWCTL_KILL_ALLOWED, results);
+	/* Nobody had it, or the old leader has given it back, by a SEND_WITH_INV. */
+	if (status == MWCTL_STATUS_STALE_ID)
+		status = mwctl_grant(house.ctx, &move.to, 0, results);
+	must(status, "the handover");
 	/* No access of the old leader starts any more. Soft-RoCE may still be copying one. */
 	if (replica->held && !house.at_rest)
 		clock_sleep_until(clock_ns() + SETTLING);
 	printf("replica %d: leader %d; %s\n", r, to,
-	       replica->held ? mwctl_proof_text(results[1].proof) : "nobody before");
+	       results[1].proof ? mwctl_proof_text(results[1].proof) : "nobody before");
 	replica->held = results[0].grant;
 	replica->last = last_whole(replica);
 	memcpy(replica->handed, replica->log, LOG_SIZE);
