@@ -523,11 +523,16 @@ fn peer_for(window: &Window, qp: Qp) -> Answer<u64> {
             "ibv_bind_mw: not an RC queue pair of ibv_create_qp under mwctl_compat.h",
         );
     };
-    let polled = qp.send_cq().is_some_and(|cq| KNOWN.cqs.lock().contains(&cq));
+    // The receive queue, too: a client's SEND_WITH_INV that nobody sees is followed by a LOCAL_INV of what
+    // is not bound.
+    let polled = {
+        let cqs = KNOWN.cqs.lock();
+        [qp.send_cq(), qp.recv_cq()].into_iter().flatten().all(|cq| cqs.contains(&cq))
+    };
     if !polled {
         return refuse(
             libc::EOPNOTSUPP,
-            "ibv_bind_mw: the completion queue is not one of ibv_create_cq under mwctl_compat.h",
+            "ibv_bind_mw: a completion queue is not one of ibv_create_cq under mwctl_compat.h",
         );
     }
     let options = PeerOptions { budget, mode: Mode::Ours, ..PeerOptions::default() };

@@ -490,6 +490,31 @@ static void test_threads(void)
 
 #ifdef MWCTL_COMPAT_H
 
+/* What the library does not get to see can't be waited for, and a client's SEND_WITH_INV would go unseen. */
+static void test_unseen_queue(void)
+{
+	struct ibv_cq_init_attr_ex init = {.cqe = 64, .wc_flags = IBV_WC_EX_WITH_QP_NUM | IBV_WC_EX_WITH_IMM};
+	struct scene s;
+	struct ibv_cq_ex *unseen;
+
+	open_scene(&s, 0);
+	unseen = ibv_create_cq_ex(s.device.context, &init);
+	if (unseen) {
+		rc_pair_close(&s.pair[1]);
+		s.options.recv_cq = ibv_cq_ex_to_cq(unseen);
+		rc_pair_open(&s.pair[1], &s.device, &s.options);
+		RC_CHECK_EQ(EOPNOTSUPP, post_bind(&s, 1, 0, BLOCK, REMOTE, 1, IBV_SEND_SIGNALED));
+		RC_CHECK(*mwctl_compat_error());
+		rc_pair_close(&s.pair[1]);
+		s.options.recv_cq = NULL;
+		rc_pair_open(&s.pair[1], &s.device, &s.options);
+		RC_CHECK_EQ(0, ibv_destroy_cq(ibv_cq_ex_to_cq(unseen)));
+	}
+	lands(&s, 1, 0, bind(&s, 1, 0, REMOTE));
+	close_scene(&s);
+	rc_ok("a queue pair is refused if one of its completion queues is polled otherwise");
+}
+
 static void test_pinned(void)
 {
 	struct scene s;
@@ -821,6 +846,7 @@ int main(void)
 	test_largest_queues();
 	test_threads();
 #ifdef MWCTL_COMPAT_H
+	test_unseen_queue();
 	test_pinned();
 	test_messages();
 	test_kept();
