@@ -300,14 +300,16 @@ pub fn resize_cq(cq: Cq, cqe: i32) -> Answer<()> {
 }
 
 pub fn destroy_cq(cq: Cq) -> Answer<()> {
-    if let Some(ctx) = context_of(cq.device()) {
-        // While a QP uses it the device refuses.
-        let _ = ctx.queues.forget(cq.raw());
-    }
+    let ctx = context_of(cq.device());
+    // While a client uses it the device refuses.
+    let kept = ctx.as_ref().and_then(|ctx| ctx.queues.forget(cq.raw()).ok()).unwrap_or_default();
     let known = open(&KNOWN.cqs).is_some_and(|mut cqs| cqs.remove(&cq));
     cq.destroy().inspect_err(|_| {
         if known {
             KNOWN.cqs.lock().insert(cq);
+        }
+        if let Some(ctx) = ctx {
+            ctx.queues.remember(cq.raw(), kept);
         }
     })
 }

@@ -194,18 +194,32 @@ impl Queues {
         free.push(index);
     }
 
-    /// Drops what is kept for a queue that is about to be destroyed.
-    pub fn forget(&self, cq: *mut ibv_cq) -> Result<()> {
-        let Some(index) = self.find(cq) else { return Ok(()) };
-        {
+    /// Takes out what is kept for a queue that is about to be destroyed.
+    pub fn forget(&self, cq: *mut ibv_cq) -> Result<VecDeque<ibv_wc>> {
+        let Some(index) = self.find(cq) else { return Ok(VecDeque::new()) };
+        let kept = {
             let mut body = self.at(index).body.lock();
             if body.peers > 0 {
                 return Err(Status::Busy);
             }
-            body.kept.clear();
-        }
+            std::mem::take(&mut body.kept)
+        };
         self.remove_idle(index);
-        Ok(())
+        Ok(kept)
+    }
+
+    /// It was not destroyed after all.
+    pub fn remember(&self, cq: *mut ibv_cq, mut kept: VecDeque<ibv_wc>) {
+        if kept.is_empty() {
+            return;
+        }
+        let _nobody_polls = self.entering.write();
+        let mut free = self.free.lock();
+        if let Ok(index) = self.find(cq).map_or_else(|| self.add(cq, &mut free), Ok) {
+            let mut body = self.at(index).body.lock();
+            kept.append(&mut body.kept);
+            body.kept = kept;
+        }
     }
 
     /// Whether completions of the application wait for its next poll.

@@ -104,7 +104,7 @@ pub unsafe extern "C" fn mwctl_take_ex(ctx: *mut mwctl_context, cq: *mut verbs::
 /// Never waits.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mwctl_cq_gone(ctx: *mut mwctl_context, cq: *mut verbs::ibv_cq) -> Status {
-    super::enter(ctx, |core| core.queues.forget(cq))
+    super::enter(ctx, |core| core.queues.forget(cq).map(drop))
 }
 
 /// For an application that polls by itself: its last poll found the queue empty. Only after two

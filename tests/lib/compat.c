@@ -601,6 +601,7 @@ static void test_messages(void)
 /* Completions that a call took off the queue while it waited come with the next poll. */
 static void test_kept(void)
 {
+	struct mwctl_sim_misuse misuse;
 	struct scene s;
 
 	open_scene(&s, 0);
@@ -613,6 +614,34 @@ static void test_kept(void)
 	s.mw = ibv_alloc_mw(s.pd, IBV_MW_TYPE_1);
 	close_scene(&s);
 	rc_ok("a window is deallocated behind binds that nobody has polled: none of them is lost");
+
+	open_scene(&s, 0);
+	for (int i = 0; i < 2; i++)
+		rc_pair_close(&s.pair[i]);
+	s.options.send_cq = ibv_create_cq(s.device.context, CQE, NULL, NULL, 0);
+	RC_CHECK(s.options.send_cq);
+	for (int i = 0; i < 2; i++)
+		rc_pair_open(&s.pair[i], &s.device, &s.options);
+	for (uint64_t i = 0; i < 8; i++)
+		RC_CHECK_EQ(0, post_bind(&s, 0, 0, BLOCK, REMOTE, 40 + i, IBV_SEND_SIGNALED));
+	RC_CHECK_EQ(0, ibv_dealloc_mw(s.mw));
+	rc_pair_close(&s.pair[0]);
+	RC_CHECK_EQ(EBUSY, ibv_destroy_cq(s.options.send_cq));
+	if (mwctl_sim_present())
+		RC_CHECK(mwctl_sim_misuse_next(&misuse, sizeof(misuse)));
+	for (uint64_t i = 0; i < 8; i++)
+		RC_CHECK_EQ(40 + i, rc_wait(s.options.send_cq).wr_id);
+	rc_pair_open(&s.pair[0], &s.device, &s.options);
+	s.mw = ibv_alloc_mw(s.pd, IBV_MW_TYPE_1);
+	lands(&s, 0, 0, bind(&s, 0, 0, REMOTE));
+	for (int i = 0; i < 2; i++)
+		rc_pair_close(&s.pair[i]);
+	RC_CHECK_EQ(0, ibv_destroy_cq(s.options.send_cq));
+	s.options.send_cq = NULL;
+	for (int i = 0; i < 2; i++)
+		rc_pair_open(&s.pair[i], &s.device, &s.options);
+	close_scene(&s);
+	rc_ok("a completion queue that can't be destroyed keeps what is in it");
 }
 
 /* Not on soft-RoCE: a second invalidate brings its kernel down. */
