@@ -1,6 +1,7 @@
 //! Domains: protection domains under management, each with its pool of windows.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::time::Duration;
 
 use parking_lot::Mutex;
 
@@ -23,6 +24,9 @@ pub const DEFAULT_RESERVE: u32 = 64;
 
 /// A pool that ran empty grows by so many windows.
 const GROWTH: usize = 16;
+
+/// Between two looks at a pool that another thread is topping up.
+const CLOSE_NAP: Duration = Duration::from_micros(50);
 
 #[derive(Clone, Copy, Debug, Default)]
 pub struct DomainOptions {
@@ -52,6 +56,8 @@ pub struct DomainBody {
     pub pool: Pool,
     /// Being closed: nothing more is entered.
     pub closing: bool,
+    /// Windows that are being allocated for it, with no lock held.
+    allocating: usize,
     pub peers: usize,
     pub regions: usize,
     /// A caller that may not wait found the pool empty.
@@ -112,6 +118,7 @@ impl Context {
             ..DomainBody::default()
         };
         if let Err(status) = self.refill(index, options.reserve as usize) {
+            slot.body.lock().closing = true;
             self.domain_drain(index);
             slot.body.lock().pd = None;
             self.domains.give(index);
@@ -151,9 +158,13 @@ impl Context {
         if same && body.pd.is_some() && !body.closing { Ok(()) } else { Err(Status::StaleId) }
     }
 
-    /// Deallocates the pool's windows; returns how many could not be.
+    /// Deallocates the windows of a domain that is being closed; returns how many could not be.
     fn domain_drain(&self, index: u32) -> usize {
         let slot = self.domains.at(index);
+        // Another thread's tick may be topping the pool up: it has the PD.
+        while slot.body.lock().allocating > 0 {
+            std::thread::sleep(CLOSE_NAP);
+        }
         let mut stuck = Vec::new();
         while let Some(window) = { slot.body.lock().pool.drain() } {
             if self.dealloc_window(window).is_err() {
@@ -210,9 +221,16 @@ impl Context {
     /// One more window for the pool. A kernel call.
     pub fn adopt_window(&self, index: u32) -> Result<()> {
         let slot = self.domains.at(index);
-        let pd = slot.body.lock().pd.ok_or(Status::StaleId)?;
-        let window = self.alloc_window(pd, index)?;
+        let pd = {
+            let mut body = slot.body.lock();
+            let pd = body.pd.filter(|_| !body.closing).ok_or(Status::StaleId)?;
+            body.allocating += 1;
+            pd
+        };
+        let allocated = self.alloc_window(pd, index);
         let mut body = slot.body.lock();
+        body.allocating -= 1;
+        let window = allocated?;
         body.pool.windows += 1;
         let due = self.windows.at(window).keys.lock().due(body.options.key_distance);
         body.pool.give(window, due);
