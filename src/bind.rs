@@ -330,7 +330,7 @@ impl Context {
         self.regions.at(index).grid.each_near(facts.addr, facts.length, |window| {
             let right = self.windows.at(window).right();
             if right.region == index && right.state.is_open() {
-                found.push(window);
+                found.push((window, right.generation));
             }
         });
         found.sort_unstable();
@@ -339,12 +339,12 @@ impl Context {
             let place = self.windows.at(window);
             place.invalidate.load(Ordering::Relaxed) || place.state() == State::Deallocating
         };
-        if found.iter().any(|window| !ends(*window)) {
+        if found.iter().any(|(window, _)| !ends(*window)) {
             return Err(Status::Busy);
         }
         let op = self.begin_op(0, Kill::Never, None)?;
-        for window in found {
-            match self.add_window(op, window, None) {
+        for (window, generation) in found {
+            match self.add_window(op, window, generation) {
                 Ok(()) | Err(Status::StaleId) => {}
                 Err(status) => self.op(op).add_ended(Outcome::failed(0, status)),
             }

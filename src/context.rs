@@ -129,7 +129,7 @@ pub struct Context {
     /// Works of a chain, likewise.
     pub works: Mutex<Vec<Vec<Work>>>,
     /// Windows of a range are gathered here, likewise.
-    pub gathered: Mutex<Vec<Vec<u32>>>,
+    pub gathered: Mutex<Vec<Vec<(u32, u32)>>>,
 }
 
 // SAFETY: the work requests in `scratch` hold pointers only while a post builds them.

@@ -102,7 +102,7 @@ impl Context {
         let mut found = self.gathered.lock().pop().unwrap_or_default();
         let result = self.windows_in(region, addr, length, &mut found).and_then(|()| {
             if callback.is_none() {
-                for window in &found {
+                for (window, _) in &found {
                     self.check_waiting_window(*window)?;
                 }
             }
@@ -189,15 +189,15 @@ impl Context {
         if window as usize >= self.windows.len() {
             return Err(Status::StaleId);
         }
-        self.add_window(op, window, Some(generation))
+        self.add_window(op, window, generation)
     }
 
-    pub fn add_window(&self, op: OpId, window_index: u32, generation: Option<u32>) -> Result<()> {
+    pub fn add_window(&self, op: OpId, window_index: u32, generation: u32) -> Result<()> {
         let window = self.windows.at(window_index);
         let owner = window.peer();
         let peer = self.peers.get(owner).ok_or(Status::StaleId)?;
         let mut body = peer.body.lock();
-        self.attach(op, owner, &mut body, window_index, generation)?;
+        self.attach(op, owner, &mut body, window_index, Some(generation))?;
         self.start_revoke(owner, &mut body, window_index);
         Ok(())
     }
@@ -307,14 +307,13 @@ impl Context {
         self.pump(index, &mut body);
     }
 
-    fn revoke_windows(&self, op: OpId, windows: &[u32]) {
-        for window in windows {
-            match self.add_window(op, *window, None) {
+    fn revoke_windows(&self, op: OpId, windows: &[(u32, u32)]) {
+        for (window, generation) in windows {
+            match self.add_window(op, *window, *generation) {
                 // One that has ended meanwhile is what was wanted.
                 Ok(()) | Err(Status::StaleId) => {}
                 Err(status) => {
-                    let grant =
-                        self.make_id(id::Kind::Grant, *window, self.windows.at(*window).right().generation);
+                    let grant = self.make_id(id::Kind::Grant, *window, *generation);
                     self.op(op).add_ended(Outcome::failed(grant, status));
                 }
             }

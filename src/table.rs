@@ -197,8 +197,8 @@ impl Context {
     pub fn range_grants(&self, region: u64, addr: u64, length: u64, out: &mut [u64]) -> Result<usize> {
         let mut found = self.gathered.lock().pop().unwrap_or_default();
         let result = self.windows_in(region, addr, length, &mut found);
-        for (place, window) in out.iter_mut().zip(&found) {
-            *place = self.make_id(id::Kind::Grant, *window, self.windows.at(*window).right().generation);
+        for (place, (window, generation)) in out.iter_mut().zip(&found) {
+            *place = self.make_id(id::Kind::Grant, *window, *generation);
         }
         let n = found.len();
         found.clear();
@@ -206,8 +206,9 @@ impl Context {
         result.map(|()| n)
     }
 
-    /// The windows with an open right that touches a range of a region.
-    pub fn windows_in(&self, region: u64, addr: u64, length: u64, found: &mut Vec<u32>) -> Result<()> {
+    /// The windows with an open right that touches a range of a region, each with its generation: by
+    /// the time the caller gets to it the window may carry another.
+    pub fn windows_in(&self, region: u64, addr: u64, length: u64, found: &mut Vec<(u32, u32)>) -> Result<()> {
         let (index, facts) = self.region_facts(region)?;
         if length == 0 {
             return Err(Status::LengthZero);
@@ -222,7 +223,7 @@ impl Context {
             let right = self.windows.at(window).right();
             let open = right.region == index && right.state.is_open() && !self.is_hidden(window);
             if open && right.overlaps(addr, length) {
-                found.push(window);
+                found.push((window, right.generation));
             }
         });
         found.sort_unstable();
