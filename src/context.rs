@@ -106,6 +106,8 @@ pub struct Context {
     pub wants_retry: AtomicBool,
     /// The earliest deadline of an operation under way; too early does no harm.
     pub next_deadline: AtomicU64,
+    /// Held while that is made anew, and by whoever must not miss it.
+    pub looking: Mutex<()>,
     /// A device-fatal event was seen: what drivers report as success may be made up.
     pub fatal: AtomicBool,
     poisoned: AtomicBool,
@@ -171,6 +173,7 @@ impl Context {
             forgets_chains: AtomicBool::new(false),
             wants_retry: AtomicBool::new(false),
             next_deadline: AtomicU64::new(u64::MAX),
+            looking: Mutex::default(),
             fatal: AtomicBool::new(false),
             poisoned: AtomicBool::new(false),
             thread_rules: AtomicBool::new(false),

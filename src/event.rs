@@ -199,6 +199,7 @@ impl Context {
             idle += 1;
             self.retry_posts();
             if queues == 0 {
+                let next = self.next_due();
                 self.sleep(|| op.is_done() || self.has_work(), deadline.min(next));
             } else if idle < SPINS {
                 std::hint::spin_loop();
@@ -297,7 +298,7 @@ impl Context {
     /// One round of the service thread: does what is due, then sleeps until there is more.
     pub fn serve(&self, stopped: &AtomicBool) {
         self.tick();
-        let next = self.next_deadline.load(Ordering::Acquire);
+        let next = self.next_due();
         let earlier = || self.next_deadline.load(Ordering::Acquire) < next;
         let work = || stopped.load(Ordering::Acquire) || self.signal.work.swap(false, Ordering::AcqRel);
         self.sleep(|| work() || earlier(), next.min(now_ns() + LONGEST_SLEEP));
@@ -313,7 +314,7 @@ impl Context {
         if self.signal.raised.load(Ordering::Acquire) {
             return Some(0);
         }
-        let next = self.next_deadline.load(Ordering::Acquire);
+        let next = self.next_due();
         (next != u64::MAX).then(|| next.saturating_sub(now_ns()))
     }
 }

@@ -190,24 +190,45 @@ impl Context {
     /// Ends the operations whose deadline has passed.
     pub fn expire_all(&self) {
         let now = now_ns();
-        self.next_deadline.store(u64::MAX, Ordering::SeqCst);
-        for index in 0..self.ops.len() as u32 {
-            let deadline = {
-                let body = self.ops.at(index).body.lock();
-                (body.phase == Phase::Active).then_some(body.deadline)
-            };
-            match deadline {
-                Some(deadline) if deadline <= now => self.expire(index),
-                Some(deadline) => {
-                    self.next_deadline.fetch_min(deadline, Ordering::SeqCst);
+        let mut due = Vec::new();
+        {
+            let _nobody_looks = self.looking.lock();
+            self.next_deadline.store(u64::MAX, Ordering::SeqCst);
+            for index in 0..self.ops.len() as u32 {
+                let deadline = {
+                    let body = self.ops.at(index).body.lock();
+                    (body.phase == Phase::Active).then_some(body.deadline)
+                };
+                match deadline {
+                    Some(deadline) if deadline <= now => due.push(index),
+                    Some(deadline) => {
+                        self.next_deadline.fetch_min(deadline, Ordering::SeqCst);
+                    }
+                    None => {}
                 }
-                None => {}
             }
         }
+        for index in due {
+            self.expire_items(index);
+        }
+        // Last: what needs no kernel call waits for none.
+        self.run_fences();
     }
 
-    /// Ends what an operation has left open: climbs the ladder for each of its items.
+    /// The earliest deadline of an operation under way, for whoever sleeps until then.
+    pub fn next_due(&self) -> u64 {
+        let _not_while_it_is_made_anew = self.looking.lock();
+        self.next_deadline.load(Ordering::Acquire)
+    }
+
+    /// Ends what an operation has left open.
     pub fn expire(&self, index: u32) {
+        self.expire_items(index);
+        self.run_fences();
+    }
+
+    /// Climbs the ladder for each item that is open, but for the kernel calls.
+    fn expire_items(&self, index: u32) {
         let (items, generation, kill, queues) = {
             let body = self.ops.at(index).body.lock();
             if body.phase != Phase::Active || body.deadline > now_ns() {
@@ -226,7 +247,6 @@ impl Context {
         for (item, window, generation) in items {
             self.expire_item(Waiter { op, item }, window, generation, kill);
         }
-        self.run_fences();
     }
 
     fn expire_item(&self, waiter: Waiter, window_index: u32, generation: u32, kill: Kill) {

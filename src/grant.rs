@@ -181,7 +181,7 @@ impl Context {
         }
     }
 
-    fn arm(&self, deadline: u64) {
+    pub fn arm(&self, deadline: u64) {
         if self.next_deadline.fetch_min(deadline, Ordering::SeqCst) > deadline {
             self.wake_service();
         }

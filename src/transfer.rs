@@ -115,6 +115,10 @@ impl Context {
         let mut body = self.peers.at(checked.peer).body.lock();
         self.queue_bind(waiter, &checked, &mut body)?;
         self.pump(checked.peer, &mut body);
+        drop(body);
+        // Whoever ended the operation at its deadline may have come just before this.
+        let deadline = self.op(waiter.op).body.lock().deadline;
+        self.arm(deadline);
         Ok(())
     }
 }
