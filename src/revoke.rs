@@ -176,11 +176,16 @@ impl Context {
     pub fn pump_peers(&self, op: OpId) {
         let peers = std::mem::take(&mut self.op(op).body.lock().peers);
         for index in &peers {
-            self.look_at(self.peers.at(*index).recv_queue.load(Ordering::Acquire));
+            self.look_for_news(*index);
             let mut body = self.peers.at(*index).body.lock();
             self.pump(*index, &mut body);
         }
         self.op(op).body.lock().peers = peers;
+    }
+
+    /// Whether a client gave a right back is to be known before LOCAL_INVs are posted, or handed out.
+    fn look_for_news(&self, peer: u32) {
+        self.look_at(self.peers.at(peer).recv_queue.load(Ordering::Acquire));
     }
 
     /// Adds one grant to a revocation and puts its LOCAL_INV in line; nothing is posted yet.
@@ -289,7 +294,7 @@ impl Context {
     /// Adds all that a peer holds to a revocation.
     pub fn revoke_all_of(&self, op: OpId, peer: u64, leaves: bool) {
         let Ok((index, slot)) = self.peer(peer) else { return };
-        self.look_at(slot.recv_queue.load(Ordering::Acquire));
+        self.look_for_news(index);
         let mut body = slot.body.lock();
         if self.peer(peer).is_err() {
             return;
@@ -333,6 +338,7 @@ impl Context {
     ) -> Result<u64> {
         let first = *grants.first().ok_or(Status::InvalidArgument)?;
         let owner = self.owner_of(first)?;
+        self.look_for_news(owner);
         self.with_works(|works| {
             let mut body = self.peers.at(owner).body.lock();
             self.check_preparable(owner, &body, grants, works)?;
@@ -357,6 +363,7 @@ impl Context {
         if owner != checked.peer {
             return Err(Status::MixedPeers);
         }
+        self.look_for_news(owner);
         self.with_works(|works| {
             let mut body = self.peers.at(owner).body.lock();
             self.check_preparable(owner, &body, &[grant], works)?;
@@ -457,6 +464,7 @@ impl Context {
         if owner != checked.peer {
             return Err(Status::MixedPeers);
         }
+        self.look_for_news(owner);
         let domain = self.peers.at(owner).domain.load(Ordering::Acquire);
         let op = self.begin_op(timeout_us, Kill::default(), None)?;
         let queued = loop {

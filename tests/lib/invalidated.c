@@ -213,6 +213,37 @@ static void before_the_commit(void)
 	house_ok("given back before the commit of its bind: the window's next bind goes well");
 }
 
+enum { REGRANT, REVOKE_PREPARE, REGRANT_PREPARE };
+
+/* The message is still in the receive queue, which is polled by mwctl_poll_cq: every call that posts a
+ * LOCAL_INV, or hands one out, looks there first. */
+static void before_it_is_seen(int how)
+{
+	static const char *const name[] = {"a regrant", "a prepared revocation", "a prepared regrant"};
+	mwctl_result other = house_grant(&house, 0, 65536, 4096, HOUSE_WRITE), grant = unconfirmed(0), out[2];
+	mwctl_request ask = house_ask(&house, 0, 0, 4096, HOUSE_WRITE);
+	struct house_client *it = &house.client[0];
+	struct ibv_send_wr wr[2];
+	int before = invalidated;
+	mwctl_token token;
+	mwctl_status status;
+
+	rc_post_recv(&it->pair.server, &inbox, 9);
+	RC_CHECK_STATUS(IBV_WC_SUCCESS, rc_send_with_inv(&it->pair.client, &it->local, 8, grant.rkey));
+	if (how == REGRANT)
+		status = mwctl_regrant(house.ctx, grant.grant, &ask, 0, out);
+	else if (how == REVOKE_PREPARE)
+		status = mwctl_revoke_prepare(house.ctx, &grant.grant, 1, 0, MWCTL_KILL_ALLOWED, NULL, NULL, wr,
+					      &token);
+	else
+		status = mwctl_regrant_prepare(house.ctx, grant.grant, &ask, 0, NULL, NULL, wr, out, &token);
+	RC_CHECK_EQ(MWCTL_STATUS_STALE_ID, status);
+	RC_CHECK_EQ(9, next_wc().wr_id);
+	RC_CHECK_EQ(before + 1, invalidated);
+	check_ended(&grant, &other);
+	house_ok("given back, and the message not polled yet: %s finds it", name[how]);
+}
+
 int main(void)
 {
 	struct house_options options = {.clients = 1, .peer.budget = 4, .context.on_event = on_event};
@@ -225,6 +256,9 @@ int main(void)
 	while_prepared(false);
 	while_prepared(true);
 	before_the_commit();
+	before_it_is_seen(REGRANT);
+	before_it_is_seen(REVOKE_PREPARE);
+	before_it_is_seen(REGRANT_PREPARE);
 	rc_memory_close(&outbox);
 	rc_memory_close(&inbox);
 	house_close(&house);

@@ -106,7 +106,7 @@ static void in_progress(struct walk_peer *peer, const uint64_t *ids, size_t n)
 
 		some |= !grant || !can_end(grant);
 	}
-	WALK_AGREE(some, "IN_PROGRESS, and nothing is");
+	WALK_AGREE(some, "IN_PROGRESS or STALE_ID, and nothing is");
 }
 
 static bool prepare_invalidates(struct chain *chain)
@@ -156,13 +156,16 @@ static bool prepare_invalidates(struct chain *chain)
 	if (status != MWCTL_STATUS_OK) {
 		if (chain->op)
 			walk_op_drop(chain->op);
-		if (status == MWCTL_STATUS_IN_PROGRESS)
+		/* What was under way may have ended by what the call found in the queue. */
+		if (status == MWCTL_STATUS_IN_PROGRESS || status == MWCTL_STATUS_STALE_ID)
 			in_progress(peer, chain->ids, n);
 		else
 			refused(peer, status, chain->n, chain->what == BOTH, &pool, &before, uncertain);
 		return false;
 	}
-	WALK_AGREE(!uncertain, "memory was prepared for a grant that was reported open");
+	/* Or was proved gone by what the call found in the queue. */
+	WALK_AGREE(!uncertain || !walk_uncertain(peer->server, &asked),
+		   "memory was prepared for a grant that was reported open");
 	for (size_t i = 0; i < n; i++) {
 		struct walk_grant *grant = walk_find(peer->server, chain->ids[i]);
 
