@@ -307,9 +307,15 @@ impl Context {
         // Off the index first: the device may hand the number to another window at once.
         let number = window.device_rkey.load(Ordering::Acquire) >> 8;
         self.rkeys.set(number, None);
+        let keys = window.keys.lock().clone();
+        let forgets = self.memory_of_keys.lock().remember(number, keys);
         if let Err(error) = mw.dealloc() {
+            self.memory_of_keys.lock().forget(number);
             self.rkeys.set(number, Some(index));
             return Err(error);
+        }
+        if forgets {
+            count(&self.counters.keys_forgotten);
         }
         window.mw.store(std::ptr::null_mut(), Ordering::Release);
         count(&self.counters.windows_deallocated);
@@ -325,11 +331,7 @@ impl Context {
     /// Gives back the slot of a window whose object is gone.
     pub fn give_slot(&self, index: u32) {
         let window = self.windows.at(index);
-        let number = window.device_rkey.load(Ordering::Acquire) >> 8;
-        let keys = std::mem::take(&mut *window.keys.lock());
-        if self.memory_of_keys.lock().remember(number, keys) {
-            count(&self.counters.keys_forgotten);
-        }
+        *window.keys.lock() = KeyRing::default();
         window.set_state(State::Empty);
         self.empty_windows.lock().push(index);
     }

@@ -10,7 +10,7 @@ const SEGMENTS: usize = (KEYS / SEGMENT) as usize;
 
 /// The order in which one window's 256 keys are used: a random step through all of them, the
 /// same in each round, so that every key rests for a whole round.
-#[derive(Default)]
+#[derive(Clone, Default)]
 pub struct KeyRing {
     /// Odd, so that all 256 keys come up.
     step: u8,

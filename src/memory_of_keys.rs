@@ -16,7 +16,7 @@ pub struct MemoryOfKeys {
 }
 
 impl MemoryOfKeys {
-    /// The window with this number was deallocated. Returns whether an older one is forgotten for
+    /// The window with this number is about to be deallocated. Returns whether an older one is forgotten for
     /// it.
     pub fn remember(&mut self, number: u32, keys: KeyRing) -> bool {
         if !keys.is_used() {
@@ -48,6 +48,13 @@ impl MemoryOfKeys {
         self.oldest_first.retain(|other| *other != number);
         keys.rebase(now, time);
         Some(keys)
+    }
+
+    /// The window was not deallocated after all.
+    pub fn forget(&mut self, number: u32) {
+        if self.rings.remove(&number).is_some() {
+            self.oldest_first.retain(|other| *other != number);
+        }
     }
 }
 
