@@ -298,12 +298,13 @@ impl Context {
         self.with_works(|works| {
             let mut body = slot.body.lock();
             let prepared = self
-                .place_all(asked, &mut body, out, works)
+                .place_all(asked, &mut body, &mut out[..], works)
                 .and_then(|()| self.prepare_chain(index, &mut body, works, false, None, wrs));
-            if prepared.is_err() {
+            if let Err(status) = prepared {
                 for work in works.iter() {
                     self.never_bound(index, &mut body, work.window, Outcome::failed(0, Status::NotPosted));
                 }
+                out.fill(Outcome::failed(0, status));
             }
             prepared
         })

@@ -375,8 +375,9 @@ impl Context {
             let prepared = self
                 .begin_op(timeout_us, Kill::default(), Some(callback.unwrap_or(NOBODY)))
                 .and_then(|op| self.prepare_invalidates(owner, &mut body, op, works, wrs, 1));
-            if prepared.is_err() {
+            if let Err(status) = prepared {
                 self.never_bound(owner, &mut body, window, Outcome::failed(0, Status::NotPosted));
+                *out = Outcome::failed(0, status);
             }
             prepared
         })

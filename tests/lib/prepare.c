@@ -307,6 +307,28 @@ static void endless(void)
 	house_ok("300 regrants in a row by prepared chains");
 }
 
+/* Windows for two of three: nothing is handed out, and the results say so. */
+static void short_of_windows(void)
+{
+	struct house_options options = {.clients = 1, .domain.reserve = 2, .domain.limit = 2};
+	struct ibv_send_wr wr[3];
+	mwctl_result results[3];
+	mwctl_request ask[3];
+	mwctl_token token;
+
+	house_open(&house, &options);
+	for (int i = 0; i < 3; i++)
+		ask[i] = house_ask(&house, 0, 65536 * i, 4096, HOUSE_WRITE);
+	HOUSE_STATUS(MWCTL_STATUS_POOL_EMPTY, mwctl_grant_prepare(house.ctx, ask, 3, wr, results, &token));
+	for (int i = 0; i < 3; i++) {
+		RC_CHECK_EQ(MWCTL_STATUS_POOL_EMPTY, results[i].status);
+		RC_CHECK_EQ(0, results[i].rkey);
+		RC_CHECK_EQ(0, results[i].grant);
+	}
+	house_close(&house);
+	house_ok("a prepare that finds too few windows names neither a grant nor a key");
+}
+
 int main(void)
 {
 	house_open(&house, NULL);
@@ -320,5 +342,6 @@ int main(void)
 	budget();
 	endless();
 	house_close(&house);
+	short_of_windows();
 	return 0;
 }
