@@ -156,7 +156,13 @@ impl Context {
             }
             self.windows.at(work.window).posted.fetch_sub(1, Ordering::Relaxed);
             match work.kind {
-                Kind::Bind => self.bound(work.window),
+                Kind::Bind => {
+                    self.bound(work.window);
+                    if self.windows.at(work.window).revoke_waiter().is_some() {
+                        // It could not begin before.
+                        self.start_revoke(index, body, work.window);
+                    }
+                }
                 Kind::Invalidate => self.close_window(index, body, work.window, Proof::Invalidated, false),
             }
         }

@@ -334,8 +334,9 @@ impl Context {
         body.outstanding.iter().any(|slot| {
             let state = self.chains.at(*slot).body.lock();
             let carries = state.works.iter().any(|work| work.window == window);
-            // One that asked for no completion can't be missed.
-            carries && state.asked > 0 && queue.was_emptied_since(state.seen)
+            // One that asked for no completion can't be missed, but one that may not have been posted is
+            // cleared up by nothing else.
+            carries && (state.asked > 0 || state.unclear) && queue.was_emptied_since(state.seen)
         })
     }
 

@@ -247,10 +247,14 @@ impl Context {
         }
         match window.state() {
             State::Binding | State::Valid if window.invalidate.load(Ordering::Relaxed) => {}
+            // Nobody knows whether it was posted: its completion tells, or the deadline comes, unless the
+            // queue pair is in error already.
+            State::Binding if body.life == Life::Live && window.unclear.load(Ordering::Relaxed) => {
+                let _ = self.refresh(index, body);
+            }
             State::Binding | State::Valid => {
                 let under_way = window.posted.load(Ordering::Relaxed) > 0;
-                let unclear = window.unclear.load(Ordering::Relaxed);
-                if body.life == Life::Live && !unclear && (under_way || !body.is_hopeless()) {
+                if body.life == Life::Live && (under_way || !body.is_hopeless()) {
                     if window.state() == State::Valid {
                         window.set_state(State::Revoking);
                     }

@@ -150,6 +150,77 @@ static void cut_behind_unsignaled(void)
 	house_ok("entries of a chain that lost its completion come back, and those before it");
 }
 
+static int killed;
+
+static void on_event(void *user, const mwctl_event *event)
+{
+	(void)user;
+	killed += event->kind == MWCTL_EVENT_KIND_PEER_KILLED;
+}
+
+/* The library's own post of a bind ends with an error that does not say where, and it is revoked before
+ * anybody has polled: the queue pair is not ended for that, its completion tells. */
+static void unclear_and_not_polled(void)
+{
+	mwctl_request ask = house_ask(&house, 0, 0, 4096, HOUSE_WRITE);
+	struct heard granted = {0}, revoked = {0};
+	uint64_t fault, grant;
+	size_t n;
+
+	fault = trouble_order(MWCTL_SIM_POST_NO_BAD_WR, house.client[0].pair.server.qp, 1, EIO);
+	HOUSE_OK(mwctl_grant_start(house.ctx, &ask, 1, 0, heard_done, &granted));
+	RC_CHECK_EQ(1, mwctl_sim_fault_hits(fault));
+	HOUSE_OK(mwctl_peer_grants(house.ctx, house.client[0].peer, &grant, 1, &n));
+	RC_CHECK_EQ(1, n);
+	HOUSE_OK(mwctl_revoke_start(house.ctx, &grant, 1, 0, MWCTL_KILL_ALLOWED, heard_done, &revoked));
+	HOUSE_OK(mwctl_tick(house.ctx));
+	RC_CHECK_EQ(0, revoked.calls);
+	heard_await(&house, &revoked);
+	RC_CHECK_EQ(1, granted.calls);
+	RC_CHECK_EQ(MWCTL_STATUS_OK, granted.status);
+	RC_CHECK_EQ(MWCTL_STATUS_OK, revoked.status);
+	RC_CHECK_EQ(MWCTL_PROOF_INVALIDATED, revoked.results[0].proof);
+	RC_CHECK_EQ(0, killed);
+	RC_CHECK_STATE(IBV_QPS_RTS, house.client[0].pair.server.qp);
+	HOUSE_WRITE_FAILS(&house, 0, 0, granted.results[0].rkey, 0x41);
+	rejoin();
+	house_check_misuse();
+	house_ok("a bind that may not be posted, revoked before its queue was polled, costs no queue pair");
+}
+
+/* Bound, seen to be, and revoked, all before the application says that it posted. */
+static void revoked_before_the_commit(void)
+{
+	mwctl_request ask = house_ask(&house, 0, 0, 4096, HOUSE_WRITE);
+	struct ibv_send_wr wr, *bad = NULL;
+	struct heard heard = {0};
+	mwctl_result grant;
+	mwctl_token token;
+	double limit = rc_now() + RC_DEADLINE_S;
+	uint64_t seen = house_stats(&house).error_completions;
+	struct ibv_sge sge = {0};
+	struct ibv_send_wr own = {.wr_id = 901, .sg_list = &sge, .opcode = IBV_WR_RDMA_WRITE,
+				  .send_flags = IBV_SEND_SIGNALED};
+	struct ibv_wc wc;
+	int ret;
+
+	HOUSE_OK(mwctl_grant_prepare(house.ctx, &ask, 1, &wr, &grant, &token));
+	/* The application's own, behind it: with its completion the bind's has been seen. */
+	own.num_sge = 0;
+	wr.next = &own;
+	ret = ibv_post_send(house.client[0].pair.server.qp, &wr, &bad);
+	while (!mwctl_poll_cq(house.ctx, house.client[0].pair.server.cq, 1, &wc))
+		RC_CHECK(rc_now() < limit);
+	RC_CHECK_EQ(901, wc.wr_id);
+	HOUSE_OK(mwctl_revoke_start(house.ctx, &grant.grant, 1, 1000000, MWCTL_KILL_NEVER, heard_done, &heard));
+	HOUSE_OK(mwctl_commit(house.ctx, token, ret, bad, NULL));
+	heard_await(&house, &heard);
+	RC_CHECK_EQ(MWCTL_STATUS_OK, heard.status);
+	RC_CHECK_EQ(MWCTL_PROOF_INVALIDATED, heard.results[0].proof);
+	RC_CHECK_EQ(seen, house_stats(&house).error_completions);
+	house_ok("revoked between the completion and the commit: the LOCAL_INV follows the commit");
+}
+
 int main(void)
 {
 	struct house_options options = {.peer.budget = 1};
@@ -165,6 +236,14 @@ int main(void)
 	unclear_revocation();
 	if (mwctl_sim_present())
 		unclear_grant();
+	house_close(&house);
+	if (mwctl_sim_present()) {
+		house_open(&house, &(struct house_options){.context.on_event = on_event});
+		unclear_and_not_polled();
+		house_close(&house);
+	}
+	house_open(&house, &(struct house_options){.rc.sq_sig_all = 1});
+	revoked_before_the_commit();
 	house_close(&house);
 	return 0;
 }
