@@ -276,10 +276,17 @@ impl Context {
         if self.waiter_of(window_index, waiter.op) != Some(waiter) {
             return;
         }
+        if body.suspect {
+            // A queue pair that is in error already needs nobody's leave.
+            let _ = self.refresh(index, &mut body);
+            if window.right().generation != generation {
+                return;
+            }
+        }
         let under_way = window.posted.load(Ordering::Relaxed) > 0;
         let in_hand = window.prepared.load(Ordering::Relaxed);
         let overdue = self.is_overdue(&body, window_index);
-        match right.state {
+        match window.state() {
             State::Deallocating => {}
             State::Binding if !under_way && !in_hand => {
                 self.never_bound(index, &mut body, window_index, Outcome::failed(0, Status::TimedOut));

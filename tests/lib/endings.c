@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /* A revocation ends, with proof, though the queue pair is dead or its send queue stuck. */
-#include "house.h"
+#include "trouble.h"
 
 #include <pthread.h>
 #include <stdatomic.h>
@@ -284,6 +284,43 @@ static void by_the_peer(void)
 	house_ok("a right that its peer gave back by SEND_WITH_INV");
 }
 
+/* The queue pair is in error, nobody polls, and the application has offered the event that says so: at
+ * the deadline that is found out, and nothing needs to be moved to ERR. */
+static void dead_and_not_polled(void)
+{
+	struct house_options options = {.clients = 1, .peer.polling = MWCTL_POLLING_YOURS};
+	struct ibv_async_event event = {.event_type = IBV_EVENT_QP_FATAL};
+	double limit = rc_now() + RC_DEADLINE_S;
+	struct heard granted = {0}, heard = {0};
+	mwctl_request ask;
+	struct ibv_cq *cq;
+	struct ibv_wc wc;
+
+	house_open(&house, &options);
+	cq = house.client[0].pair.server.cq;
+	event.element.qp = house.client[0].pair.server.qp;
+	ask = house_ask(&house, 0, 0, 64, HOUSE_WRITE);
+	HOUSE_OK(mwctl_grant_start(house.ctx, &ask, 1, 0, heard_done, &granted));
+	while (!granted.calls) {
+		if (ibv_poll_cq(cq, 1, &wc) == 1)
+			RC_CHECK_EQ(1, mwctl_take_wc(house.ctx, cq, &wc));
+		RC_CHECK(rc_now() < limit);
+	}
+	rc_qp_modify(event.element.qp, IBV_QPS_ERR);
+	HOUSE_OK(mwctl_revoke_start(house.ctx, &granted.results[0].grant, 1, 50000, MWCTL_KILL_NEVER, heard_done,
+				    &heard));
+	HOUSE_OK(mwctl_take_async_event(house.ctx, &event));
+	while (!heard.calls) {
+		HOUSE_OK(mwctl_tick(house.ctx));
+		RC_CHECK(rc_now() < limit);
+	}
+	RC_CHECK_EQ(MWCTL_STATUS_OK, heard.status);
+	RC_CHECK_EQ(MWCTL_PROOF_QP_FENCED, heard.results[0].proof);
+	RC_CHECK_EQ(0, house_stats(&house).peers_killed);
+	house_close(&house);
+	house_ok("a queue pair in error, whose queue nobody polls: found out at the deadline");
+}
+
 int main(void)
 {
 	struct house_options options = {.context.on_event = on_event};
@@ -299,5 +336,6 @@ int main(void)
 	by_the_peer();
 	rc_memory_close(&blocker);
 	house_close(&house);
+	dead_and_not_polled();
 	return 0;
 }
