@@ -128,10 +128,28 @@ impl Context {
         body.hidden += 1;
         self.enter(index, body, window, &right);
         body.pending.push_back(self.work(window, Kind::Bind));
+        if let Some(op) = self.detach_of(last.window) {
+            // The peer leaves when this has ended, too.
+            let _ = self.attach(op, index, body, window, None);
+        }
         self.start_revoke(index, body, window);
         self.pump(index, body);
         // Cut as well: the next occasion tries again.
         body.asking = self.last_cut(body).is_none();
+    }
+
+    /// The detach that waits for a window.
+    fn detach_of(&self, window: u32) -> Option<OpId> {
+        let mut next = self.windows.at(window).revoke_waiter();
+        while let Some(at) = next {
+            let body = self.op(at.op).body.lock();
+            if body.generation() == at.op.generation && body.detaches.is_some() {
+                return Some(at.op);
+            }
+            drop(body);
+            next = self.op(at.op).behind(at.op.generation, at.item);
+        }
+        None
     }
 
     /// The last request of the newest chain, if that lost its completion.
