@@ -135,6 +135,8 @@ pub struct ChainBody {
     pub cut: bool,
     /// What the application hears of it; kept for the completions of a chain that was given up.
     pub told: Option<Told>,
+    /// Given up, with its entries of the send queue in use as far as is known.
+    pub holds: bool,
     /// Whether the last one of a prepared chain asks for a completion.
     pub signal: bool,
     /// Completions that the posted ones ask for, and how many of them came.

@@ -79,6 +79,20 @@ impl Context {
             Stage::Idle => return Taken::Theirs,
             Stage::Dropped => {
                 count(&self.counters.late_completions);
+                if state.holds && body.given_up > 0 {
+                    if !success {
+                        body.suspect = true;
+                    } else if last {
+                        state.holds = false;
+                        let back = (state.posted as u32).min(body.given_up);
+                        body.given_up -= back;
+                        body.used -= back;
+                        self.retry_later(&mut body);
+                        if later {
+                            self.raise();
+                        }
+                    }
+                }
                 return ours;
             }
             Stage::Prepared => {
@@ -117,6 +131,8 @@ impl Context {
         }
         body.suspect = false;
         body.asking = false;
+        // What was given up came before it.
+        body.used -= std::mem::take(&mut body.given_up);
         let begun = self.chains.at(slot).body.lock().begun;
         let mut at = 0;
         while let Some(&earlier) = body.outstanding.get(at) {
@@ -302,7 +318,8 @@ impl Context {
         while let Some(slot) = body.outstanding.pop_front() {
             let works = {
                 let mut state = self.chains.at(slot).body.lock();
-                body.used -= state.posted as u32;
+                body.given_up += state.posted as u32;
+                state.holds = true;
                 std::mem::take(&mut state.works)
             };
             for work in &works {
@@ -333,6 +350,7 @@ impl Context {
             let mut state = chain.body.lock();
             state.stage = Stage::Idle;
             state.told = None;
+            state.holds = false;
             state.works.clear();
             chain.generation.fetch_add(1, Ordering::AcqRel);
         }

@@ -77,6 +77,9 @@ pub struct PeerBody {
     pub budget: u32,
     /// Send-queue entries of ours that are in use.
     pub used: u32,
+    /// Of these, what belongs to chains that were given up: it is in the send queue still if the QP
+    /// could not be moved to ERR.
+    pub given_up: u32,
     /// Work that waits for room in the send queue.
     pub pending: VecDeque<Work>,
     /// Committed chains in the order of the send queue.
@@ -299,7 +302,10 @@ impl Context {
             leaving: body.leaving,
             grants: body.windows - body.hidden,
             budget: body.budget,
-            used: body.used,
+            used: match body.life {
+                Life::Live | Life::Connecting => body.used,
+                _ => body.used - body.given_up,
+            },
         })
     }
 

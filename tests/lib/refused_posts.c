@@ -251,6 +251,65 @@ static void budget_comes_back(void)
 	house_ok("after a move to ERR that failed the budget comes back with the completions");
 }
 
+/* The same where the queue does not move: what was given up is in it still, and no more than the budget
+ * is ever posted. */
+static void budget_is_kept(void)
+{
+	struct mwctl_sim_counters before, after;
+	mwctl_result held[4];
+	mwctl_request ask[4];
+	uint64_t stall, refuse;
+	size_t n;
+
+	house_open(&house, &(struct house_options){.clients = 1, .peer.budget = 4, .rc.max_send_wr = 64,
+						   .rc.cqe = 64, .context.on_event = on_event});
+	killed = 0;
+	stall = trouble_order(MWCTL_SIM_STALL_SQ, server_qp(0), 0, 0);
+	refuse = trouble_order(MWCTL_SIM_FAIL_MODIFY_QP, server_qp(0), 0, EIO);
+	RC_CHECK_EQ(0, mwctl_sim_counters_get(&before, sizeof(before)));
+	for (int round = 0; round < 3; round++) {
+		for (int i = 0; i < 4; i++)
+			ask[i] = house_ask(&house, 0, 65536 * (round * 4 + i), 4096, HOUSE_WRITE);
+		HOUSE_STATUS(MWCTL_STATUS_TIMED_OUT, mwctl_grant_batch(house.ctx, ask, 4, 20000, held));
+		mwctl_revoke_peer(house.ctx, house.client[0].peer, 20000, MWCTL_KILL_ALLOWED, &n);
+		RC_CHECK_EQ(4, house_peer(&house, 0).used);
+	}
+	RC_CHECK_EQ(0, mwctl_sim_counters_get(&after, sizeof(after)));
+	RC_CHECK_EQ(4, after.send_wrs[IBV_WR_BIND_MW] - before.send_wrs[IBV_WR_BIND_MW]);
+	RC_CHECK_EQ(before.send_wrs[IBV_WR_LOCAL_INV], after.send_wrs[IBV_WR_LOCAL_INV]);
+	RC_CHECK(mwctl_sim_fault_hits(refuse) > 0);
+	trouble_release(refuse);
+	trouble_release(stall);
+	held[0] = house_grant(&house, 0, 0x400000, 4096, HOUSE_WRITE);
+	HOUSE_WRITE_LANDS(&house, 0, 0x400000, held[0].rkey, 0x71);
+	RC_CHECK_EQ(0, house_peer(&house, 0).used);
+	check_spared();
+	HOUSE_OK(mwctl_revoke_peer(house.ctx, house.client[0].peer, 0, MWCTL_KILL_ALLOWED, &n));
+	house_close(&house);
+	house_ok("after a move to ERR that failed no more is posted than the budget allows");
+}
+
+/* A detach whose chain is cut needs a completion behind what was posted: it ends with that, too. */
+static void detached_with_a_cut(uint32_t budget)
+{
+	mwctl_request ask[4];
+	mwctl_result held[4];
+	uint64_t cut;
+
+	house_open(&house, &(struct house_options){.clients = 1, .peer.budget = budget});
+	for (uint32_t i = 0; i < budget; i++)
+		ask[i] = house_ask(&house, 0, 65536 * i, 4096, HOUSE_WRITE);
+	HOUSE_OK(mwctl_grant_batch(house.ctx, ask, budget, 0, held));
+	cut = cut_next(budget - 1, EINVAL);
+	HOUSE_OK(mwctl_peer_detach(house.ctx, house.client[0].peer, 0));
+	RC_CHECK_EQ(1, mwctl_sim_fault_hits(cut));
+	RC_CHECK_STATE(IBV_QPS_RTS, server_qp(0));
+	rc_pair_close(&house.client[0].pair);
+	house.client[0].peer.id = 0;
+	house_close(&house);
+	house_ok("a detach whose last post was cut, with a budget of %u", budget);
+}
+
 int main(void)
 {
 	if (!mwctl_sim_present())
@@ -262,5 +321,8 @@ int main(void)
 	cut_grants();
 	nothing_follows();
 	budget_comes_back();
+	budget_is_kept();
+	detached_with_a_cut(2);
+	detached_with_a_cut(4);
 	return 0;
 }
