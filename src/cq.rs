@@ -419,7 +419,16 @@ impl Queue {
     pub fn was_emptied_since(&self, then: Seen) -> bool {
         let now = self.seen();
         // Two sightings: the poll of the first may have begun before.
-        now.emptied > then.emptied + 1 || now.offered - then.offered > self.entries.load(Ordering::Acquire)
+        now.emptied > then.emptied + 1 || now.offered - then.offered > self.most_entries()
+    }
+
+    /// Completions that it can hold; the application may have resized it. For a queue with an attached
+    /// peer whose queue pair exists.
+    fn most_entries(&self) -> u64 {
+        let known = self.entries.load(Ordering::Acquire);
+        let raw = std::ptr::NonNull::new(self.cq.load(Ordering::Acquire));
+        // SAFETY: it lives as long as the queue pair.
+        raw.map_or(known, |raw| unsafe { Cq::new(raw) }.entries().max(known))
     }
 }
 
