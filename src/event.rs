@@ -168,9 +168,8 @@ impl Context {
         let deadline = op.body.lock().deadline;
         let mut idle = 0u32;
         while !op.is_done() {
-            self.run_fences();
+            let mut progress = self.run_fences();
             self.run_transfers(true);
-            let mut progress = false;
             // They may become more while it waits.
             let mut queues = 0;
             while let Some(queue) = op.queue(queues) {

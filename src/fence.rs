@@ -62,11 +62,15 @@ impl Context {
         }
     }
 
-    /// Deallocates what is in line. Kernel calls; no lock may be held.
-    pub fn run_fences(&self) {
+    /// Deallocates what is in line, and says whether there was anything. Kernel calls; no lock may be
+    /// held.
+    pub fn run_fences(&self) -> bool {
+        let mut any = false;
         while let Some(index) = { self.to_fence.lock().pop_front() } {
             self.fence_peer(index);
+            any = true;
         }
+        any
     }
 
     fn fence_peer(&self, index: u32) {
