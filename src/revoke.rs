@@ -185,7 +185,10 @@ impl Context {
 
     /// Whether a client gave a right back is to be known before LOCAL_INVs are posted, or handed out.
     fn look_for_news(&self, peer: u32) {
-        self.look_at(self.peers.at(peer).recv_queue.load(Ordering::Acquire));
+        let peer = self.peers.at(peer);
+        if peer.body.lock().life != Life::Gone {
+            self.look_at(peer.recv_queue.load(Ordering::Acquire));
+        }
     }
 
     /// Adds one grant to a revocation and puts its LOCAL_INV in line; nothing is posted yet.
@@ -228,7 +231,8 @@ impl Context {
         }
         let grant = self.make_id(id::Kind::Grant, window_index, right.generation);
         let outcome = Outcome { grant, ..Outcome::PENDING };
-        let queue = (body.mode == Mode::Ours).then_some(body.send_queue);
+        // With a queue pair that is gone its queues may be.
+        let queue = (body.mode == Mode::Ours && body.life != Life::Gone).then_some(body.send_queue);
         let hidden = self.is_hidden(window_index);
         let entry =
             Item { window: window_index, generation: right.generation, hidden, behind: None, done: false };

@@ -321,6 +321,93 @@ static void dead_and_not_polled(void)
 	house_ok("a queue pair in error, whose queue nobody polls: found out at the deadline");
 }
 
+/* With the queue pair its completion queue was destroyed: neither is touched. */
+static void gone_with_its_queue(void)
+{
+	struct mwctl_sim_misuse misuse;
+	struct house_client *it;
+	struct ibv_wc wc;
+
+	house_open(&house, &(struct house_options){.clients = 1});
+	it = &house.client[0];
+	house_grant(&house, 0, 0, 64, HOUSE_WRITE);
+	RC_CHECK_EQ(0, mwctl_poll_cq(house.ctx, it->pair.server.cq, 1, &wc));
+	RC_CHECK_EQ(0, ibv_destroy_qp(it->pair.server.qp));
+	RC_CHECK_EQ(0, ibv_destroy_cq(it->pair.server.cq));
+	RC_CHECK_EQ(1, mwctl_sim_misuse_next(&misuse, sizeof(misuse)));
+	RC_CHECK_EQ(MWCTL_SIM_RULE_DESTROY_QP_BOUND, misuse.rule);
+	HOUSE_OK(mwctl_peer_gone(house.ctx, it->peer, 0));
+	house_check_misuse();
+	it->peer.id = 0;
+	RC_CHECK_EQ(0, ibv_destroy_qp(it->pair.client.qp));
+	RC_CHECK_EQ(0, ibv_destroy_cq(it->pair.client.cq));
+	house_close(&house);
+	house_ok("a queue pair that is gone, and its completion queue with it");
+}
+
+/* What ends while another call waits is heard of then and there. */
+static void heard_meanwhile(void)
+{
+	struct heard heard = {0};
+	mwctl_result held, out;
+	mwctl_request ask;
+	uint64_t stall;
+	double before;
+
+	house_open(&house, NULL);
+	held = house_grant(&house, 0, 0, 64, HOUSE_WRITE);
+	ask = house_ask(&house, 1, 64, 64, HOUSE_WRITE);
+	stall = trouble_order(MWCTL_SIM_STALL_SQ, house.client[1].pair.server.qp, 0, 0);
+	HOUSE_OK(mwctl_peer_stuck(house.ctx, house.client[0].peer));
+	HOUSE_OK(mwctl_revoke_start(house.ctx, &held.grant, 1, 0, MWCTL_KILL_NEVER, heard_done, &heard));
+	before = rc_now();
+	HOUSE_STATUS(MWCTL_STATUS_TIMED_OUT, mwctl_grant(house.ctx, &ask, 1000000, &out));
+	RC_CHECK_EQ(1, heard.calls);
+	RC_CHECK_EQ(MWCTL_PROOF_DEALLOCATED, heard.results[0].proof);
+	RC_CHECK(heard.at < before + 0.9);
+	trouble_release(stall);
+	HOUSE_OK(mwctl_revoke(house.ctx, out.grant, 0, NULL));
+	house_close(&house);
+	house_ok("an end by deallocation is heard of while another call waits");
+}
+
+/* A queue that was resized after the attach: as many as it holds now must be offered before a completion
+ * counts as lost. */
+static void resized(void)
+{
+	struct house_options options = {.clients = 1, .peer.polling = MWCTL_POLLING_YOURS, .rc.cqe = 16,
+					.rc.max_send_wr = 64};
+	struct ibv_wc wc, own = {.wr_id = 77, .status = IBV_WC_SUCCESS};
+	struct heard granted = {0}, revoked = {0};
+	double limit = rc_now() + RC_DEADLINE_S;
+	mwctl_request ask;
+	struct ibv_cq *cq;
+	uint64_t delay;
+
+	house_open(&house, &options);
+	cq = house.client[0].pair.server.cq;
+	ask = house_ask(&house, 0, 0, 4096, HOUSE_WRITE);
+	HOUSE_OK(mwctl_grant_start(house.ctx, &ask, 1, 0, heard_done, &granted));
+	while (!granted.calls)
+		if (ibv_poll_cq(cq, 1, &wc) == 1)
+			RC_CHECK_EQ(1, mwctl_take_wc(house.ctx, cq, &wc));
+	RC_CHECK_EQ(0, ibv_resize_cq(cq, 256));
+	delay = trouble_order(MWCTL_SIM_DELAY_COMPLETION, house.client[0].pair.server.qp, 0, 0);
+	HOUSE_OK(mwctl_revoke_start(house.ctx, &granted.results[0].grant, 1, 20000, MWCTL_KILL_ALLOWED, heard_done,
+				    &revoked));
+	for (int i = 0; i < 20; i++)
+		RC_CHECK_EQ(0, mwctl_take_wc(house.ctx, cq, &own));
+	while (!revoked.calls) {
+		HOUSE_OK(mwctl_tick(house.ctx));
+		RC_CHECK(rc_now() < limit);
+	}
+	RC_CHECK_EQ(MWCTL_STATUS_OPEN, revoked.status);
+	RC_CHECK_STATE(IBV_QPS_RTS, house.client[0].pair.server.qp);
+	trouble_release(delay);
+	house_close(&house);
+	house_ok("a queue that was resized: its completions are not missed too soon");
+}
+
 int main(void)
 {
 	struct house_options options = {.context.on_event = on_event};
@@ -337,5 +424,10 @@ int main(void)
 	rc_memory_close(&blocker);
 	house_close(&house);
 	dead_and_not_polled();
+	if (mwctl_sim_present()) {
+		gone_with_its_queue();
+		heard_meanwhile();
+		resized();
+	}
 	return 0;
 }
