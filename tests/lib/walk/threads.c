@@ -164,6 +164,14 @@ static void revoke_as_stranger(void *with)
 	it->status = mwctl_revoke_start(it->ctx, &it->grant, 1, 0, 0, refused_later, NULL);
 }
 
+/* A call that never waits may have to wait for a lock: what it writes to is there until it returns. */
+static void call_elsewhere(void (*call)(void *), struct errand *it)
+{
+	walk_call_elsewhere(call, it);
+	while (walk_is_elsewhere())
+		walk_threads_run();
+}
+
 /* Nothing may come of it. */
 static void strange(struct errand *it)
 {
@@ -173,12 +181,12 @@ static void strange(struct errand *it)
 	it->what = walk_below(STRANGE_CALLS + 1);
 	walk_say(" call %d by a stranger", (int)it->what);
 	if (it->what == STRANGE_CALLS) {
-		walk_call_elsewhere(revoke_as_stranger, it);
+		call_elsewhere(revoke_as_stranger, it);
 		HOUSE_OK(it->status);
 		strangers++;
 		return;
 	}
-	walk_call_elsewhere(call_as_stranger, it);
+	call_elsewhere(call_as_stranger, it);
 	WALK_AGREE(it->status == MWCTL_STATUS_WRONG_THREAD ||
 			   (it->what == 5 && busy && it->status == MWCTL_STATUS_IN_PROGRESS) ||
 			   (walk_hurt(it->peer) && (it->status == MWCTL_STATUS_PEER_DEAD ||
@@ -249,7 +257,7 @@ static void queued(struct errand *it)
 		it->op->asked[0] = it->asked;
 		it->op->uncertain[0] = uncertain;
 	}
-	walk_call_elsewhere(call_for_owner, it);
+	call_elsewhere(call_for_owner, it);
 	walk_say(", %llu us: %s", (unsigned long long)timeout, mwctl_status_text(it->status));
 	if (it->status != MWCTL_STATUS_OK) {
 		WALK_AGREE(walk_hurt(peer), "a call for the owner was refused: \"%s\"", mwctl_status_text(it->status));
