@@ -667,7 +667,8 @@ mwctl_status mwctl_size_queues(uint32_t budget, struct ibv_qp_cap *cap, int *cqe
 // A descriptor for poll or epoll, one a context: readable while mwctl_tick, or for polling OURS
 // mwctl_poll_cq, has something to do, until mwctl_tick has run. It belongs to the context; -1 on an
 // error. A program that makes asynchronous calls sleeps on this beside its completion channels, for
-// no longer than mwctl_next_timeout: deallocations and deadlines make no completion.
+// no longer than mwctl_next_timeout: deallocations and deadlines make no completion. An asynchronous
+// call with a deadline nearer than that makes it readable, too.
 // Never waits.
 int mwctl_event_fd(struct mwctl_context *ctx);
 

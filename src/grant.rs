@@ -166,9 +166,10 @@ impl Context {
     pub fn begin_op(&self, timeout_us: u64, kill: Kill, callback: Option<Callback>) -> Result<OpId> {
         let index = self.ops.take().ok_or(Status::TooMany)?;
         let deadline = self.deadline(timeout_us);
+        let waits = callback.is_none();
         let generation = self.ops.at(index).begin(deadline, kill, callback);
         let op = OpId { index, generation };
-        self.arm(deadline);
+        self.arm(deadline, waits);
         Ok(op)
     }
 
@@ -176,14 +177,19 @@ impl Context {
     /// that were there then: it counts for the others as well.
     pub fn end_begin(&self, op: OpId) {
         match self.op(op).release() {
-            Some(deadline) => self.arm(deadline),
+            Some(deadline) => self.arm(deadline, false),
             None => self.op_done(op),
         }
     }
 
-    pub fn arm(&self, deadline: u64) {
+    /// A deadline is to be kept. Unless this thread waits for it by itself, whoever sleeps as
+    /// `next_timeout` told before hears of one that is nearer.
+    pub fn arm(&self, deadline: u64, waits: bool) {
         if self.next_deadline.fetch_min(deadline, Ordering::SeqCst) > deadline {
             self.wake_service();
+            if !waits {
+                self.raise_fd();
+            }
         }
     }
 

@@ -118,7 +118,7 @@ impl Context {
         drop(body);
         // Whoever ended the operation at its deadline may have come just before this.
         let deadline = self.op(waiter.op).body.lock().deadline;
-        self.arm(deadline);
+        self.arm(deadline, false);
         Ok(())
     }
 }

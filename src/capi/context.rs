@@ -181,7 +181,8 @@ pub unsafe extern "C" fn mwctl_size_queues(
 /// A descriptor for poll or epoll, one a context: readable while mwctl_tick, or for polling OURS
 /// mwctl_poll_cq, has something to do, until mwctl_tick has run. It belongs to the context; -1 on an
 /// error. A program that makes asynchronous calls sleeps on this beside its completion channels, for
-/// no longer than mwctl_next_timeout: deallocations and deadlines make no completion.
+/// no longer than mwctl_next_timeout: deallocations and deadlines make no completion. An asynchronous
+/// call with a deadline nearer than that makes it readable, too.
 /// Never waits.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mwctl_event_fd(ctx: *mut mwctl_context) -> c_int {

@@ -4,6 +4,7 @@
 #define _GNU_SOURCE
 #include "trouble.h"
 
+#include <poll.h>
 #include <pthread.h>
 #include <sched.h>
 
@@ -218,6 +219,46 @@ static void range_and_a_window_that_moves_on(void)
 	house_ok("a range's revocation ends no right outside of it");
 }
 
+static bool is_readable(void)
+{
+	struct pollfd fd = {.fd = mwctl_event_fd(house.ctx), .events = POLLIN};
+
+	return poll(&fd, 1, 0) == 1;
+}
+
+/* Whoever sleeps as mwctl_next_timeout told hears of a nearer deadline that another thread brings. */
+static void nearer_deadline(void)
+{
+	struct heard first = {0}, later = {0}, nearer = {0};
+	double limit = rc_now() + RC_DEADLINE_S;
+	mwctl_request ask;
+
+	house_open(&house, &(struct house_options){.clients = 1});
+	ask = house_ask(&house, 0, 0, 64, HOUSE_WRITE);
+	trouble_order(MWCTL_SIM_STALL_SQ, house.client[0].pair.server.qp, 0, 0);
+	HOUSE_OK(mwctl_tick(house.ctx));
+	RC_CHECK_EQ(-1, mwctl_next_timeout(house.ctx));
+	RC_CHECK(!is_readable());
+	HOUSE_OK(mwctl_grant_start(house.ctx, &ask, 1, 10000000, heard_done, &first));
+	RC_CHECK(is_readable());
+	HOUSE_OK(mwctl_tick(house.ctx));
+	RC_CHECK(!is_readable());
+	RC_CHECK(mwctl_next_timeout(house.ctx) > 1000000000);
+	HOUSE_OK(mwctl_grant_start(house.ctx, &ask, 1, 12000000, heard_done, &later));
+	RC_CHECK(!is_readable());
+	HOUSE_OK(mwctl_grant_start(house.ctx, &ask, 1, 20000, heard_done, &nearer));
+	RC_CHECK(is_readable());
+	while (!nearer.calls) {
+		HOUSE_OK(mwctl_tick(house.ctx));
+		RC_CHECK(rc_now() < limit);
+	}
+	RC_CHECK_EQ(MWCTL_STATUS_TIMED_OUT, nearer.status);
+	RC_CHECK_EQ(0, first.calls + later.calls);
+	mwctl_sim_faults_clear();
+	house_close(&house);
+	house_ok("the event fd tells of a deadline that is nearer than was told");
+}
+
 int main(void)
 {
 	if (!mwctl_sim_present())
@@ -226,5 +267,6 @@ int main(void)
 	deadline_beside_a_kernel_call(true);
 	domain_closed_beside_a_tick();
 	range_and_a_window_that_moves_on();
+	nearer_deadline();
 	return 0;
 }
