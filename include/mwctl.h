@@ -273,7 +273,8 @@ enum mwctl_kill
   : int32_t
 #endif // __cplusplus
  {
-  // Move it to ERR and deallocate, provided that its CQ was polled since the post.
+  // Move it to ERR and deallocate, provided that its CQ was polled since the post, and that this was
+  // a millisecond ago: what was posted in the moment of the deadline is reported as open instead.
   MWCTL_KILL_ALLOWED = 0,
   // Never touch it: report the grant as still open instead.
   MWCTL_KILL_NEVER = 1,

@@ -154,6 +154,8 @@ pub struct ChainBody {
     pub op: Option<OpId>,
     /// How much had been seen of its CQ when it was posted.
     pub seen: Seen,
+    /// When that was.
+    pub posted_at: u64,
 }
 
 /// A chain's slot.

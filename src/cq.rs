@@ -325,6 +325,11 @@ impl Context {
     /// Polls on behalf of a waiting call and keeps the application's completions for it.
     /// Returns whether there were any completions.
     pub fn poll_for_us(&self, index: u32) -> bool {
+        self.poll_on_behalf(index, false)
+    }
+
+    /// The same where nothing more may be posted now: `later`.
+    pub fn poll_on_behalf(&self, index: u32, later: bool) -> bool {
         let queue = self.queues.at(index);
         let mut body = queue.body.lock();
         if body.mode != Mode::Ours || body.peers == 0 || body.is_foreign() {
@@ -342,7 +347,7 @@ impl Context {
         for wc in some.into_iter().take(got) {
             // SAFETY: the device wrote `got` completions.
             let mut wc = unsafe { wc.assume_init() };
-            let taken = self.take(&Completion::from(&wc), false);
+            let taken = self.take(&Completion::from(&wc), later);
             if taken != Taken::Ours {
                 taken.tell(&mut wc);
                 count(&self.counters.completions_kept);

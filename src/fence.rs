@@ -15,6 +15,10 @@ use crate::status::{Proof, Status};
 use crate::time::now_ns;
 use crate::window::{NONE, OpId, State, Waiter};
 
+/// So long a request is given before its QP is moved to ERR for it: what was posted in the moment of a
+/// deadline is not stuck.
+const LEAST_NS: u64 = 1_000_000;
+
 /// A window in line for deallocation.
 #[derive(Clone, Copy)]
 pub struct Fence {
@@ -242,10 +246,11 @@ impl Context {
             let items: Vec<_> = open.map(|(at, item)| (at as u32, item.window, item.generation)).collect();
             (items, body.generation(), body.kill, body.queues.clone())
         };
-        // What has completed by now is no reason for anything.
+        // What has completed by now is no reason for anything. Nothing is posted behind it: that could not
+        // complete in time, and would cost the QP.
         for queue in queues {
-            self.poll_for_us(queue);
-            self.poll_for_us(queue);
+            self.poll_on_behalf(queue, true);
+            self.poll_on_behalf(queue, true);
         }
         let op = OpId { index, generation };
         for (item, window, generation) in items {
@@ -347,7 +352,8 @@ impl Context {
             let carries = state.works.iter().any(|work| work.window == window);
             // One that asked for no completion can't be missed, but one that may not have been posted is
             // cleared up by nothing else.
-            carries && (state.asked > 0 || state.unclear) && queue.was_emptied_since(state.seen)
+            let due = state.asked > 0 || state.unclear;
+            carries && due && now_ns() - state.posted_at >= LEAST_NS && queue.was_emptied_since(state.seen)
         })
     }
 

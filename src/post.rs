@@ -12,6 +12,7 @@ use crate::op::Outcome;
 use crate::peer::{Life, PeerBody};
 use crate::stats::count;
 use crate::status::{Proof, Result, Status};
+use crate::time::now_ns;
 use crate::window::{AHEAD, OpId, Right, State};
 
 /// The line is cleaned of requests whose grants have ended when there are so many.
@@ -238,6 +239,7 @@ impl Context {
         state.begun = body.sequence;
         state.committed = body.sequence;
         state.seen = self.queues.at(body.send_queue).seen();
+        state.posted_at = now_ns();
         for work in &state.works {
             self.windows.at(work.window).posted.fetch_add(1, Ordering::Relaxed);
             self.note_posted(*work, state.unclear);
@@ -413,6 +415,7 @@ impl Context {
         state.op = op;
         state.first_wr = out.as_ptr() as usize;
         state.seen = self.queues.at(body.send_queue).seen();
+        state.posted_at = now_ns();
         Ok(self.make_id(id::Kind::Token, slot, generation))
     }
 
@@ -472,6 +475,7 @@ impl Context {
         let early = std::mem::take(&mut state.early);
         // What was seen of the queue before the post says nothing of what was posted.
         state.seen = self.queues.at(body.send_queue).seen();
+        state.posted_at = now_ns();
         for work in works[..posted].iter().filter(|work| self.concerns(**work)) {
             self.windows.at(work.window).prepared.store(false, Ordering::Relaxed);
             self.note_posted(*work, state.unclear);

@@ -264,7 +264,8 @@ pub struct mwctl_move {
 #[repr(i32)]
 #[derive(Clone, Copy)]
 pub enum mwctl_kill {
-    /// Move it to ERR and deallocate, provided that its CQ was polled since the post.
+    /// Move it to ERR and deallocate, provided that its CQ was polled since the post, and that this was
+    /// a millisecond ago: what was posted in the moment of the deadline is reported as open instead.
     Allowed = 0,
     /// Never touch it: report the grant as still open instead.
     Never = 1,
