@@ -273,8 +273,9 @@ enum mwctl_kill
   : int32_t
 #endif // __cplusplus
  {
-  // Move it to ERR and deallocate, provided that its CQ was polled since the post, and that this was
-  // a millisecond ago: what was posted in the moment of the deadline is reported as open instead.
+  // Move it to ERR and deallocate, provided that its CQ was found empty by a poll that began a
+  // millisecond or more behind the post. The library polls at the deadline itself where it may; who
+  // else must is said at mwctl_cq_empty and owner_thread. Without such a look: reported as open.
   MWCTL_KILL_ALLOWED = 0,
   // Never touch it: report the grant as still open instead.
   MWCTL_KILL_NEVER = 1,
@@ -508,7 +509,9 @@ typedef struct mwctl_peer_options {
   uint64_t polling_thread;
   // For a queue pair or CQ whose provider's locks are off (a thread domain, a single-threaded
   // CQ): the thread that posts and polls, as pthread_self() returns it. Others are refused with
-  // WRONG_THREAD, or what they ask for waits for the owner: below. 0: any thread may.
+  // WRONG_THREAD, or what they ask for waits for the owner: below. At a deadline that another
+  // thread keeps, the service thread, the owner's own looks count: the event fd asks for them 4 and
+  // 2 ms before. 0: any thread may.
   uint64_t owner_thread;
   // 1: what other threads ask for is posted by the owner's next mwctl_tick, mwctl_poll_cq or
   // mwctl_take_wc; the event fd tells it.
@@ -686,7 +689,8 @@ mwctl_status mwctl_tick(struct mwctl_context *ctx);
 
 // Starts a thread that ticks when something is due, for a program without a loop: with it
 // deadlines hold though nobody calls. Callbacks may then come on that thread, which has all
-// signals blocked. ALREADY_ATTACHED if it runs. Ends with mwctl_service_stop, or the context.
+// signals blocked. A loop beside it ticks as ever when the event fd says so: what is for the owner
+// of a queue, or for whoever polls by himself, the thread can't do. ALREADY_ATTACHED if it runs. Ends with mwctl_service_stop, or the context.
 // Never waits.
 mwctl_status mwctl_service_start(struct mwctl_context *ctx);
 
@@ -1097,13 +1101,16 @@ int mwctl_take_ex(struct mwctl_context *ctx, struct ibv_cq_ex *cq);
 // Never waits.
 mwctl_status mwctl_cq_gone(struct mwctl_context *ctx, struct ibv_cq *cq);
 
-// For an application that polls by itself: its last poll found the queue empty. Only after two
-// such calls since a post (the poll before the first may have begun before the post) can the
-// deadline of a revocation tell a lost completion from one that nobody has polled; without it, and
-// without as many completions offered as the queue holds, no queue pair is moved to ERR, and the
-// grant is reported as OPEN. UNKNOWN_QUEUE if no attached peer uses the queue.
+// For an application that polls by itself: its last poll found the queue empty. Call it whenever a
+// poll does, before the next tick. By it the deadline of a revocation tells a lost completion from one
+// that nobody has polled: it takes two such calls that come a millisecond or more behind the post (the
+// poll before the first may have begun earlier). Without them, and without some two times as many
+// completions offered since as the queue holds, no queue pair is moved to ERR, and the grant is reported
+// as OPEN. For a loop that sleeps mwctl_next_timeout and the event fd come 4 and 2 ms before a deadline,
+// so that it looks in time. UNKNOWN_QUEUE if no attached peer uses the queue.
 // Never waits.
-mwctl_status mwctl_cq_empty(struct mwctl_context *ctx, struct ibv_cq *cq);
+mwctl_status mwctl_cq_empty(struct mwctl_context *ctx,
+                            struct ibv_cq *cq);
 
 // Offers an asynchronous event that ibv_get_async_event returned, before it is acknowledged. The
 // event stays the application's; what it says of a queue pair or the device is taken to heart.

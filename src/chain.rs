@@ -4,7 +4,6 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use parking_lot::Mutex;
 
-use crate::cq::Seen;
 use crate::window::{NONE, OpId};
 
 /// Work requests in one chain at most.
@@ -152,9 +151,7 @@ pub struct ChainBody {
     pub early: Early,
     /// The revocation that `prepare` began.
     pub op: Option<OpId>,
-    /// How much had been seen of its CQ when it was posted.
-    pub seen: Seen,
-    /// When that was.
+    /// When it was posted, by `now_ns`.
     pub posted_at: u64,
 }
 

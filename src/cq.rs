@@ -16,6 +16,7 @@ use crate::peer::this_thread;
 use crate::slab::Slab;
 use crate::stats::count;
 use crate::status::{Result, Status};
+use crate::time::now_ns;
 
 /// Who polls a completion queue.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -47,10 +48,15 @@ impl QueueBody {
 #[derive(Default)]
 pub struct Queue {
     cq: AtomicPtr<ibv_cq>,
-    /// Times that it was seen empty.
-    emptied: AtomicU64,
+    /// All completions that were in it at this time, by `now_ns`, have been taken off it.
+    cleared: AtomicU64,
+    /// When the application last said that it found the queue empty.
+    reported: AtomicU64,
     /// Completions of it that the application offered.
     offered: AtomicU64,
+    /// When so many have been, its lap is over.
+    lap_ends: AtomicU64,
+    lap: Mutex<Lap>,
     /// Completions that it can hold.
     entries: AtomicU64,
     /// The application has polled it through us.
@@ -77,10 +83,10 @@ const MAX_QUEUES: usize = 1 << 15;
 /// Completions that a waiting call takes off a queue at a time.
 const POLLED: usize = 16;
 
-/// How much has been seen of a queue.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Seen {
-    emptied: u64,
+/// Since this time more completions will have been offered than the queue can have held then.
+#[derive(Default)]
+struct Lap {
+    at: u64,
     offered: u64,
 }
 
@@ -300,6 +306,8 @@ impl Context {
         while *filled < out.len() {
             let start = *filled;
             let asked = out.len() - start;
+            // Asked only by deadlines; without any nobody looks at the clock.
+            let began = if self.has_deadlines() { now_ns() } else { 0 };
             let got = cq.poll(&mut out[start..])?;
             for at in start..start + got {
                 // SAFETY: the device wrote `got` completions from `start` on.
@@ -314,7 +322,7 @@ impl Context {
             }
             if got < asked || broken("emptiness") {
                 if let Some(queue) = queue {
-                    queue.emptied.fetch_add(1, Ordering::Release);
+                    queue.cleared_at(began);
                 }
                 break;
             }
@@ -329,7 +337,7 @@ impl Context {
     }
 
     /// The same where nothing more may be posted now: `later`.
-    pub fn poll_on_behalf(&self, index: u32, later: bool) -> bool {
+    fn poll_on_behalf(&self, index: u32, later: bool) -> bool {
         let queue = self.queues.at(index);
         let mut body = queue.body.lock();
         if body.mode != Mode::Ours || body.peers == 0 || body.is_foreign() {
@@ -342,6 +350,7 @@ impl Context {
             return false;
         };
         let mut some: [MaybeUninit<ibv_wc>; POLLED] = [const { MaybeUninit::uninit() }; POLLED];
+        let began = now_ns();
         let Ok(got) = cq.poll(&mut some) else { return false };
         let kept_before = body.kept.len();
         for wc in some.into_iter().take(got) {
@@ -360,9 +369,18 @@ impl Context {
             self.raise_fd();
         }
         if got < POLLED {
-            queue.emptied.fetch_add(1, Ordering::Release);
+            queue.cleared_at(began);
         }
         got > 0
+    }
+
+    /// Takes off what is in a queue, for a deadline: nothing is posted.
+    pub fn clear_for_us(&self, index: u32) {
+        for _ in 0..self.queues.at(index).rounds() {
+            if !self.poll_on_behalf(index, true) {
+                break;
+            }
+        }
     }
 
     /// Looks for what clients did by themselves, a SEND_WITH_INV above all, before their windows are
@@ -370,9 +388,7 @@ impl Context {
     pub fn look_at(&self, index: u32) {
         let queue = self.queues.at(index);
         if queue.adopted.load(Ordering::Relaxed) {
-            // As many as were there when this began, and some.
-            let most = queue.entries.load(Ordering::Acquire) / POLLED as u64 + 1;
-            for _ in 0..most {
+            for _ in 0..queue.rounds() {
                 if !self.poll_for_us(index) {
                     break;
                 }
@@ -383,7 +399,9 @@ impl Context {
     /// The application saw the queue empty. Never waits.
     pub fn seen_empty(&self, cq: *mut ibv_cq) -> Result<()> {
         let index = self.queues.find(cq).ok_or(Status::UnknownQueue)?;
-        self.queues.at(index).emptied.fetch_add(1, Ordering::Release);
+        let queue = self.queues.at(index);
+        // When the poll began that found it so is not known; it was after the one before.
+        queue.cleared_at(queue.reported.swap(now_ns(), Ordering::AcqRel));
         self.after_completions();
         Ok(())
     }
@@ -403,7 +421,7 @@ impl Context {
             return false;
         }
         if let Some(index) = self.queues.find(cq.raw()) {
-            self.queues.at(index).offered.fetch_add(1, Ordering::Release);
+            self.queues.at(index).count_offered();
         }
         self.take(seen, later) == Taken::Ours
     }
@@ -415,16 +433,36 @@ impl Queue {
         self.body.lock().kept.len() as u64 > self.entries.load(Ordering::Acquire) / 2
     }
 
-    pub fn seen(&self) -> Seen {
-        Seen { emptied: self.emptied.load(Ordering::Acquire), offered: self.offered.load(Ordering::Acquire) }
+    fn cleared_at(&self, time: u64) {
+        self.cleared.fetch_max(time, Ordering::AcqRel);
     }
 
-    /// Whether all completions that were in the queue then have been taken off it: it was seen
-    /// empty, or more were offered than it has entries.
-    pub fn was_emptied_since(&self, then: Seen) -> bool {
-        let now = self.seen();
-        // Two sightings: the poll of the first may have begun before.
-        now.emptied > then.emptied + 1 || now.offered - then.offered > self.most_entries()
+    /// Whether all completions that were in the queue at that time have been taken off it: a poll that
+    /// began then or later found it empty, or more were offered than it can have held.
+    pub fn was_cleared_since(&self, time: u64) -> bool {
+        self.cleared.load(Ordering::Acquire) >= time
+    }
+
+    fn count_offered(&self) {
+        let offered = self.offered.fetch_add(1, Ordering::AcqRel) + 1;
+        if offered < self.lap_ends.load(Ordering::Acquire) {
+            return;
+        }
+        let mut lap = self.lap.lock();
+        // As many as it holds may have been taken off before the lap, and be offered only in it.
+        let turn = 2 * self.most_entries();
+        if offered > lap.offered + turn {
+            self.cleared_at(lap.at);
+            // In this order: what is offered in between counts for the old lap.
+            lap.at = now_ns();
+            lap.offered = self.offered.load(Ordering::Acquire);
+        }
+        self.lap_ends.store(lap.offered + turn + 1, Ordering::Release);
+    }
+
+    /// Polls that take off as many as it holds, and one more.
+    fn rounds(&self) -> u64 {
+        self.entries.load(Ordering::Acquire) / POLLED as u64 + 1
     }
 
     /// Completions that it can hold; the application may have resized it. For a queue with an attached

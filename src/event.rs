@@ -110,6 +110,7 @@ impl Context {
     /// There is something that only the application can do.
     pub fn raise_fd(&self) {
         // Whoever lowers looks for work afterwards: what was put in line before this is found then.
+        fence(Ordering::SeqCst);
         if self.signal.raised.load(Ordering::Acquire) {
             return;
         }
@@ -129,6 +130,8 @@ impl Context {
             // SAFETY: eight bytes from an eventfd of ours, which does not block.
             unsafe { libc::read(self.event_fd(), count.as_mut_ptr().cast(), count.len()) };
         }
+        // Behind it, in the order of all threads, comes the look for work.
+        fence(Ordering::SeqCst);
     }
 
     fn wake_sleepers(&self) {
@@ -281,6 +284,10 @@ impl Context {
     /// It waits for no network and no other thread; it may make kernel calls.
     pub fn tick(&self) {
         self.lower();
+        self.do_due();
+    }
+
+    fn do_due(&self) {
         self.run_fences();
         if now_or_never(self.next_deadline.load(Ordering::Acquire)) {
             self.expire_all();
@@ -296,7 +303,8 @@ impl Context {
 
     /// One round of the service thread: does what is due, then sleeps until there is more.
     pub fn serve(&self, stopped: &AtomicBool) {
-        self.tick();
+        // The event fd stays readable: some of it may be for the application's threads alone.
+        self.do_due();
         let next = self.next_due();
         let earlier = || self.next_deadline.load(Ordering::Acquire) < next;
         let work = || stopped.load(Ordering::Acquire) || self.signal.work.swap(false, Ordering::AcqRel);
@@ -306,6 +314,12 @@ impl Context {
     /// Lets the service thread look again.
     pub fn wake_service(&self) {
         self.wake_sleepers();
+    }
+
+    /// Whether there are operations under way.
+    #[inline]
+    pub fn has_deadlines(&self) -> bool {
+        self.next_deadline.load(Ordering::Relaxed) != u64::MAX
     }
 
     /// Nanoseconds until `tick` has something to do; `None`: nothing is planned.

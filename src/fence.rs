@@ -15,8 +15,7 @@ use crate::status::{Proof, Status};
 use crate::time::now_ns;
 use crate::window::{NONE, OpId, State, Waiter};
 
-/// So long a request is given before its QP is moved to ERR for it: what was posted in the moment of a
-/// deadline is not stuck.
+/// So long a request is given before it is missed: a look at its CQ just behind the post says nothing.
 const LEAST_NS: u64 = 1_000_000;
 
 /// A window in line for deallocation.
@@ -199,22 +198,25 @@ impl Context {
     pub fn expire_all(&self) {
         let now = now_ns();
         let mut due = Vec::new();
+        let mut look = false;
         {
             let _nobody_looks = self.looking.lock();
             self.next_deadline.store(u64::MAX, Ordering::SeqCst);
             for index in 0..self.ops.len() as u32 {
-                let deadline = {
-                    let body = self.ops.at(index).body.lock();
-                    (body.phase == Phase::Active).then_some(body.deadline)
-                };
-                match deadline {
-                    Some(deadline) if deadline <= now => due.push(index),
-                    Some(deadline) => {
-                        self.next_deadline.fetch_min(deadline, Ordering::SeqCst);
-                    }
-                    None => {}
+                let body = self.ops.at(index).body.lock();
+                if body.phase != Phase::Active {
+                    continue;
+                }
+                if body.deadline <= now {
+                    due.push(index);
+                } else {
+                    look |= body.wants_look(now);
+                    self.next_deadline.fetch_min(body.next_due(now), Ordering::SeqCst);
                 }
             }
+        }
+        if look {
+            self.raise_fd();
         }
         for index in due {
             self.expire_items(index);
@@ -249,8 +251,7 @@ impl Context {
         // What has completed by now is no reason for anything. Nothing is posted behind it: that could not
         // complete in time, and would cost the QP.
         for queue in queues {
-            self.poll_on_behalf(queue, true);
-            self.poll_on_behalf(queue, true);
+            self.clear_for_us(queue);
         }
         let op = OpId { index, generation };
         for (item, window, generation) in items {
@@ -343,8 +344,8 @@ impl Context {
         }
     }
 
-    /// Whether a request for the window is outstanding although all completions that were there
-    /// since its post have been looked at.
+    /// Whether a request for the window is outstanding although all completions that were there when it
+    /// had had its time have been looked at.
     fn is_overdue(&self, body: &PeerBody, window: u32) -> bool {
         let queue = self.queues.at(body.send_queue);
         body.outstanding.iter().any(|slot| {
@@ -353,7 +354,7 @@ impl Context {
             // One that asked for no completion can't be missed, but one that may not have been posted is
             // cleared up by nothing else.
             let due = state.asked > 0 || state.unclear;
-            carries && due && now_ns() - state.posted_at >= LEAST_NS && queue.was_emptied_since(state.seen)
+            carries && due && queue.was_cleared_since(state.posted_at + LEAST_NS)
         })
     }
 

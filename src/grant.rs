@@ -4,7 +4,6 @@ use std::sync::atomic::Ordering;
 
 use crate::chain::{Kind, MAX_CHAIN, Work};
 use crate::context::Context;
-use crate::cq::Mode;
 use crate::id;
 use crate::op::{Callback, Kill, Outcome};
 use crate::peer::{Life, PeerBody};
@@ -177,15 +176,15 @@ impl Context {
     /// that were there then: it counts for the others as well.
     pub fn end_begin(&self, op: OpId) {
         match self.op(op).release() {
-            Some(deadline) => self.arm(deadline, false),
+            Some(due) => self.arm(due, false),
             None => self.op_done(op),
         }
     }
 
     /// A deadline is to be kept. Unless this thread waits for it by itself, whoever sleeps as
     /// `next_timeout` told before hears of one that is nearer.
-    pub fn arm(&self, deadline: u64, waits: bool) {
-        if self.next_deadline.fetch_min(deadline, Ordering::SeqCst) > deadline {
+    pub fn arm(&self, due: u64, waits: bool) {
+        if self.next_deadline.fetch_min(due, Ordering::SeqCst) > due {
             self.wake_service();
             if !waits {
                 self.raise_fd();
@@ -253,7 +252,7 @@ impl Context {
         let generation = self.windows.at(window).right().generation;
         let item = self.op(op).add_item(window, generation, grant);
         self.op(op).add_peer(checked.peer);
-        self.await_queue(op, &body);
+        self.op(op).add_watch(body.watch());
         self.push_bind(Waiter { op, item }, window, &mut body);
         Ok(())
     }
@@ -274,13 +273,6 @@ impl Context {
     pub fn push_bind(&self, waiter: Waiter, window: u32, body: &mut PeerBody) {
         self.windows.at(window).set_bind_waiter(Some(waiter));
         body.pending.push_back(self.work(window, Kind::Bind));
-    }
-
-    /// A waiting call polls the queue where this peer's completions come, if it may.
-    pub fn await_queue(&self, op: OpId, body: &PeerBody) {
-        if body.mode == Mode::Ours {
-            self.op(op).add_queue(body.send_queue);
-        }
     }
 
     /// Binds for the application to post in a chain of its own, all for one peer. Each outcome

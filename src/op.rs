@@ -6,6 +6,7 @@ use parking_lot::Mutex;
 
 use crate::grant::Request;
 use crate::status::{Proof, Status};
+use crate::time::now_ns;
 use crate::window::{NONE, OP_GENERATIONS, Waiter};
 
 /// How one item ended.
@@ -47,10 +48,23 @@ pub struct Callback {
     pub words: [usize; 2],
 }
 
+/// So long before the deadline threads of the application are woken to look into queues that only
+/// they may poll.
+const LOOK_NS: u64 = 4_000_000;
+
+/// Who can look for a peer's completions.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Watch {
+    /// The CQ on which they come, if it is ours to poll.
+    pub ours: Option<u32>,
+    /// Only certain threads of the application may poll it.
+    pub theirs: bool,
+}
+
 /// What the deadline may do to a QP whose LOCAL_INV does not complete.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Kill {
-    /// Move it to ERR, if its CQ has been polled since the post.
+    /// Move it to ERR, if its CQ has been looked into when the request had had its time.
     #[default]
     IfPolled,
     Never,
@@ -93,6 +107,8 @@ pub struct OpBody {
     pub peers: Vec<u32>,
     /// Indexes of the CQs on which its completions come.
     pub queues: Vec<u32>,
+    /// Some come on CQs into which only certain threads of the application may look.
+    looks: bool,
     /// Of a transfer: the rights to hand out. Their items come first, then as many revocations,
     /// whose proofs they wait for.
     pub moves: Vec<Request>,
@@ -127,6 +143,7 @@ impl Op {
         body.outcomes.clear();
         body.peers.clear();
         body.queues.clear();
+        body.looks = false;
         body.moves.clear();
         self.done.store(0, Ordering::Release);
         body.generation
@@ -147,14 +164,14 @@ impl Op {
         body.outcomes.push(outcome);
     }
 
-    /// A revocation that waits for a window of this peer, and on this completion queue if it is ours
-    /// to poll. `enlist` puts it before those that wait already and returns them.
+    /// A revocation that waits for a window of this peer, and for what comes on its completion queue.
+    /// `enlist` puts it before those that wait already and returns them.
     pub fn add_revocation(
         &self,
         item: Item,
         outcome: Outcome,
         peer: u32,
-        queue: Option<u32>,
+        watch: Watch,
         enlist: impl FnOnce(u32) -> Option<Waiter>,
     ) {
         let mut body = self.body.lock();
@@ -163,9 +180,7 @@ impl Op {
         body.outcomes.push(outcome);
         body.remaining += 1;
         body.add_peer(peer);
-        if let Some(queue) = queue {
-            body.add_queue(queue);
-        }
+        body.add_watch(watch);
     }
 
     /// This peer has work in line for the operation.
@@ -173,8 +188,8 @@ impl Op {
         self.body.lock().add_peer(peer);
     }
 
-    pub fn add_queue(&self, queue: u32) {
-        self.body.lock().add_queue(queue);
+    pub fn add_watch(&self, watch: Watch) {
+        self.body.lock().add_watch(watch);
     }
 
     /// One of the completion queues that it waits on.
@@ -182,11 +197,12 @@ impl Op {
         self.body.lock().queues.get(at).copied()
     }
 
-    /// Lets go of one hold. `None` if it was the last: the operation is done now. Else its deadline.
+    /// Lets go of one hold. `None` if it was the last: the operation is done now. Else when something
+    /// is to be done for it.
     pub fn release(&self) -> Option<u64> {
         let mut body = self.body.lock();
         body.remaining -= 1;
-        if self.finish_if_last(&mut body) { None } else { Some(body.deadline) }
+        if self.finish_if_last(&mut body) { None } else { Some(body.next_due(now_ns())) }
     }
 
     /// Ends an item unless it has ended, and says what follows.
@@ -294,10 +310,26 @@ impl OpBody {
         }
     }
 
-    fn add_queue(&mut self, queue: u32) {
-        if self.queues.last() != Some(&queue) && !self.queues.contains(&queue) {
-            self.queues.push(queue);
+    fn add_watch(&mut self, watch: Watch) {
+        self.looks |= watch.theirs;
+        if let Some(queue) = watch.ours {
+            if self.queues.last() != Some(&queue) && !self.queues.contains(&queue) {
+                self.queues.push(queue);
+            }
         }
+    }
+
+    /// Whether the application should look into its queues, so that the deadline finds out what has
+    /// completed.
+    pub fn wants_look(&self, now: u64) -> bool {
+        self.looks && now + LOOK_NS >= self.deadline
+    }
+
+    /// When something is to be done for it next: twice, shortly before the deadline, a look by whoever
+    /// may; then what the deadline brings.
+    pub fn next_due(&self, now: u64) -> u64 {
+        let looks = [LOOK_NS, LOOK_NS / 2].map(|ahead| self.deadline.saturating_sub(ahead));
+        looks.into_iter().find(|look| self.looks && now < *look).unwrap_or(self.deadline)
     }
 
     /// Takes the outcomes that are told.

@@ -13,7 +13,7 @@ use crate::device::{Cq, Qp, QpMarks};
 use crate::fence::Fence;
 use crate::grid::Grid;
 use crate::id::Kind;
-use crate::op::{Callback, Kill};
+use crate::op::{Callback, Kill, Watch};
 use crate::status::{Result, Status};
 use crate::window::{NONE, OpId};
 
@@ -117,6 +117,15 @@ impl PeerBody {
     /// Whether a LOCAL_INV that is posted now is not to be relied on.
     pub fn is_hopeless(&self) -> bool {
         self.life != Life::Live || self.stuck || self.suspect
+    }
+
+    /// Who can look for its completions. With a QP that is gone its queues may be.
+    pub fn watch(&self) -> Watch {
+        let lives = self.life != Life::Gone;
+        Watch {
+            ours: (lives && self.mode == Mode::Ours).then_some(self.send_queue),
+            theirs: lives && (self.mode == Mode::Yours || self.owner_thread != 0),
+        }
     }
 
     /// Whether this thread may post to the QP.

@@ -238,7 +238,6 @@ impl Context {
         state.told = manner.told.filter(|_| posted == n);
         state.begun = body.sequence;
         state.committed = body.sequence;
-        state.seen = self.queues.at(body.send_queue).seen();
         state.posted_at = now_ns();
         for work in &state.works {
             self.windows.at(work.window).posted.fetch_add(1, Ordering::Relaxed);
@@ -414,7 +413,6 @@ impl Context {
         state.early = Early::Nothing;
         state.op = op;
         state.first_wr = out.as_ptr() as usize;
-        state.seen = self.queues.at(body.send_queue).seen();
         state.posted_at = now_ns();
         Ok(self.make_id(id::Kind::Token, slot, generation))
     }
@@ -473,8 +471,6 @@ impl Context {
         state.committed = body.sequence;
         let op = state.op.take();
         let early = std::mem::take(&mut state.early);
-        // What was seen of the queue before the post says nothing of what was posted.
-        state.seen = self.queues.at(body.send_queue).seen();
         state.posted_at = now_ns();
         for work in works[..posted].iter().filter(|work| self.concerns(**work)) {
             self.windows.at(work.window).prepared.store(false, Ordering::Relaxed);

@@ -2,7 +2,6 @@
 
 use crate::chain::{Kind, Work};
 use crate::context::Context;
-use crate::cq::Mode;
 use crate::grant::{Checked, Request};
 use crate::id;
 use crate::op::{Callback, Item, Kill, Outcome};
@@ -231,12 +230,10 @@ impl Context {
         }
         let grant = self.make_id(id::Kind::Grant, window_index, right.generation);
         let outcome = Outcome { grant, ..Outcome::PENDING };
-        // With a queue pair that is gone its queues may be.
-        let queue = (body.mode == Mode::Ours && body.life != Life::Gone).then_some(body.send_queue);
         let hidden = self.is_hidden(window_index);
         let entry =
             Item { window: window_index, generation: right.generation, hidden, behind: None, done: false };
-        self.op(op).add_revocation(entry, outcome, owner, queue, |item| {
+        self.op(op).add_revocation(entry, outcome, owner, body.watch(), |item| {
             window.swap_revoke_waiter(Some(Waiter { op, item }))
         });
         Ok(())

@@ -5,6 +5,7 @@ use crate::context::Context;
 use crate::grant::Request;
 use crate::op::{Callback, Kill, Outcome};
 use crate::status::{Result, Status};
+use crate::time::now_ns;
 use crate::window::{MAX_ITEMS, NONE, OpId, Waiter};
 
 /// A grant to end, and the right to hand out in its place.
@@ -63,7 +64,7 @@ impl Context {
         self.op(op).body.lock().moves.extend(moves.iter().map(|step| step.request));
         for step in moves {
             if let Ok((_, slot)) = self.peer(step.request.peer) {
-                self.await_queue(op, &slot.body.lock());
+                self.op(op).add_watch(slot.body.lock().watch());
             }
             self.op(op).add_item(NONE, 0, 0);
         }
@@ -117,8 +118,8 @@ impl Context {
         self.pump(checked.peer, &mut body);
         drop(body);
         // Whoever ended the operation at its deadline may have come just before this.
-        let deadline = self.op(waiter.op).body.lock().deadline;
-        self.arm(deadline, false);
+        let due = self.op(waiter.op).body.lock().next_due(now_ns());
+        self.arm(due, false);
         Ok(())
     }
 }

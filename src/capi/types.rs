@@ -204,7 +204,9 @@ pub struct mwctl_peer_options {
     pub polling_thread: u64,
     /// For a queue pair or CQ whose provider's locks are off (a thread domain, a single-threaded
     /// CQ): the thread that posts and polls, as pthread_self() returns it. Others are refused with
-    /// WRONG_THREAD, or what they ask for waits for the owner: below. 0: any thread may.
+    /// WRONG_THREAD, or what they ask for waits for the owner: below. At a deadline that another
+    /// thread keeps, the service thread, the owner's own looks count: the event fd asks for them 4 and
+    /// 2 ms before. 0: any thread may.
     pub owner_thread: u64,
     /// 1: what other threads ask for is posted by the owner's next mwctl_tick, mwctl_poll_cq or
     /// mwctl_take_wc; the event fd tells it.
@@ -264,8 +266,9 @@ pub struct mwctl_move {
 #[repr(i32)]
 #[derive(Clone, Copy)]
 pub enum mwctl_kill {
-    /// Move it to ERR and deallocate, provided that its CQ was polled since the post, and that this was
-    /// a millisecond ago: what was posted in the moment of the deadline is reported as open instead.
+    /// Move it to ERR and deallocate, provided that its CQ was found empty by a poll that began a
+    /// millisecond or more behind the post. The library polls at the deadline itself where it may; who
+    /// else must is said at mwctl_cq_empty and owner_thread. Without such a look: reported as open.
     Allowed = 0,
     /// Never touch it: report the grant as still open instead.
     Never = 1,

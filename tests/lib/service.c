@@ -3,6 +3,7 @@
  * off is touched by its owner alone. */
 #include "house.h"
 
+#include <poll.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdatomic.h>
@@ -82,6 +83,29 @@ static void without_a_loop(void)
 		house_join(&house, i);
 	}
 	house_ok("deadlines hold with the service thread and no loop");
+}
+
+/* What makes the event fd readable may be for the application's threads: it stays so until one of them
+ * ticks, whatever the service thread does. */
+static void event_fd_is_the_programs(void)
+{
+	mwctl_result held = house_grant(&house, 0, 0, 64, HOUSE_WRITE);
+	struct pollfd event = {.fd = mwctl_event_fd(house.ctx), .events = POLLIN};
+	struct heard heard = {0};
+
+	HOUSE_OK(mwctl_tick(house.ctx));
+	RC_CHECK_EQ(0, poll(&event, 1, 0));
+	HOUSE_OK(mwctl_service_start(house.ctx));
+	rc_qp_modify(house.client[0].pair.server.qp, IBV_QPS_ERR);
+	HOUSE_OK(mwctl_revoke_start(house.ctx, &held.grant, 1, 30000, MWCTL_KILL_ALLOWED, on_done, &heard));
+	await_call(&heard);
+	HOUSE_OK(mwctl_service_stop(house.ctx));
+	RC_CHECK_EQ(1, poll(&event, 1, 0));
+	HOUSE_OK(mwctl_tick(house.ctx));
+	RC_CHECK_EQ(0, poll(&event, 1, 0));
+	house_leave(&house, 0);
+	house_join(&house, 0);
+	house_ok("the event fd is the program's, with the service thread as well");
 }
 
 static struct {
@@ -201,6 +225,7 @@ int main(void)
 	house_open(&house, NULL);
 	rc_memory_open(&blocker, house.pd, 4096, IBV_ACCESS_LOCAL_WRITE);
 	without_a_loop();
+	event_fd_is_the_programs();
 	stopped_by_two();
 	HOUSE_OK(mwctl_service_start(house.ctx));
 	rc_memory_close(&blocker);

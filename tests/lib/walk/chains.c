@@ -35,17 +35,19 @@ static struct chain *spare(void)
 
 /* ---- prepare ---- */
 
-/* A refusal must have a reason that can be seen. */
+/* A refusal must have a reason that can be seen. What waited in line may have gone out just before it. */
 static void refused(struct walk_peer *peer, mwctl_status status, size_t n, size_t windows,
-		    const mwctl_domain_info *pool, const mwctl_peer_info *before, bool uncertain)
+		    const mwctl_domain_info *pool, bool uncertain)
 {
+	mwctl_peer_info now = house_peer(&walk.server[peer->server].house, peer->index);
+
 	switch (status) {
 	case MWCTL_STATUS_QUEUE_FULL:
-		WALK_AGREE(before->budget - before->used < n, "QUEUE_FULL for %zu with %u of %u entries used", n,
-			   before->used, before->budget);
+		WALK_AGREE(now.budget - now.used < n, "QUEUE_FULL for %zu with %u of %u entries used", n,
+			   now.used, now.budget);
 		return;
 	case MWCTL_STATUS_TOO_MANY:
-		WALK_AGREE(before->budget < n, "TOO_MANY for %zu with a budget of %u", n, before->budget);
+		WALK_AGREE(now.budget < n, "TOO_MANY for %zu with a budget of %u", n, now.budget);
 		return;
 	case MWCTL_STATUS_POOL_EMPTY:
 		WALK_AGREE(pool->ready < windows, "POOL_EMPTY for %zu with %llu windows ready", windows,
@@ -64,7 +66,6 @@ static bool prepare_binds(struct chain *chain)
 {
 	struct walk_peer *peer = chain->peer;
 	struct walk_server *server = &walk.server[peer->server];
-	mwctl_peer_info before = house_peer(&server->house, peer->index);
 	mwctl_request asked[MOST_OURS];
 	mwctl_result results[MOST_OURS];
 	mwctl_domain_info pool;
@@ -79,7 +80,7 @@ static bool prepare_binds(struct chain *chain)
 	status = mwctl_grant_prepare(server->house.ctx, asked, chain->n, chain->wr, results, &chain->token);
 	walk_say(" %zu binds: %s", chain->n, mwctl_status_text(status));
 	if (status != MWCTL_STATUS_OK) {
-		refused(peer, status, chain->n, chain->n, &pool, &before, uncertain);
+		refused(peer, status, chain->n, chain->n, &pool, uncertain);
 		return false;
 	}
 	WALK_AGREE(!uncertain, "memory was prepared for a grant that was reported open");
@@ -114,7 +115,6 @@ static bool prepare_invalidates(struct chain *chain)
 	static const uint64_t timeouts[] = {20, 500, 60000000};
 	struct walk_peer *peer = chain->peer;
 	struct walk_server *server = &walk.server[peer->server];
-	mwctl_peer_info before = house_peer(&server->house, peer->index);
 	/* On a real device a deadline that passed in hand would be the end of the client. */
 	uint64_t timeout = walk.sim ? timeouts[walk_below(3)] : 60000000;
 	mwctl_domain_info pool = {.ready = WALK_OPEN};
@@ -160,7 +160,7 @@ static bool prepare_invalidates(struct chain *chain)
 		if (status == MWCTL_STATUS_IN_PROGRESS || status == MWCTL_STATUS_STALE_ID)
 			in_progress(peer, chain->ids, n);
 		else
-			refused(peer, status, chain->n, chain->what == BOTH, &pool, &before, uncertain);
+			refused(peer, status, chain->n, chain->what == BOTH, &pool, uncertain);
 		return false;
 	}
 	/* Or was proved gone by what the call found in the queue. */

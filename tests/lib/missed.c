@@ -1,0 +1,324 @@
+/* SPDX-License-Identifier: MIT OR Apache-2.0 */
+/*
+ * When a completion counts as missing. A LOCAL_INV has its time, a millisecond; only a look into its CQ
+ * that began later says that it is stuck, and costs the queue pair at the deadline. Where the library
+ * may not look itself, the application's threads are woken in time to do so.
+ */
+#include "trouble.h"
+
+#include <poll.h>
+#include <pthread.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#define MS 1000000ull
+#define TIMEOUT_US 30000
+#define TIMEOUT (TIMEOUT_US * 1000ull)
+#define QUEUE 64
+#define CLIENT 0
+#define OTHER 1
+#define AT 4096
+
+static struct house house;
+static struct heard heard;
+static mwctl_result held, other;
+
+/* ---- the clock, in place of the C library's: it stands still between the calls of pass ---- */
+
+static uint64_t clock_now;
+
+int clock_gettime(clockid_t clock, struct timespec *at)
+{
+	uint64_t now = __atomic_load_n(&clock_now, __ATOMIC_SEQ_CST);
+
+	if (clock != CLOCK_MONOTONIC || !now)
+		return (int)syscall(SYS_clock_gettime, clock, at);
+	at->tv_sec = (time_t)(now / 1000000000u);
+	at->tv_nsec = (long)(now % 1000000000u);
+	return 0;
+}
+
+static void hold(void)
+{
+	struct timespec now;
+
+	syscall(SYS_clock_gettime, CLOCK_MONOTONIC, &now);
+	/* Never back, whatever was passed before. */
+	clock_now = (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec + 3600 * 1000 * MS;
+}
+
+static void pass(uint64_t ns)
+{
+	__atomic_fetch_add(&clock_now, ns, __ATOMIC_SEQ_CST);
+}
+
+/* ---- a queue that is stuck, and a revocation behind it ---- */
+
+static struct ibv_cq *cq(void)
+{
+	return house.client[CLIENT].pair.server.cq;
+}
+
+static struct ibv_qp *qp(void)
+{
+	return house.client[CLIENT].pair.server.qp;
+}
+
+static bool yours(void)
+{
+	return house.options.peer.polling == MWCTL_POLLING_YOURS;
+}
+
+/* One look of the application's loop; nothing has come. */
+static void look(void)
+{
+	struct ibv_wc wc;
+
+	if (!yours()) {
+		RC_CHECK_EQ(0, mwctl_poll_cq(house.ctx, cq(), 1, &wc));
+		return;
+	}
+	RC_CHECK_EQ(0, ibv_poll_cq(cq(), 1, &wc));
+	HOUSE_OK(mwctl_cq_empty(house.ctx, cq()));
+}
+
+/* Polls once, whatever comes. */
+static void collect(int client)
+{
+	struct ibv_cq *queue = house.client[client].pair.server.cq;
+	struct ibv_wc wc;
+	int n = yours() ? ibv_poll_cq(queue, 1, &wc) : mwctl_poll_cq(house.ctx, queue, 1, &wc);
+
+	RC_CHECK(n >= 0);
+	if (n && !(yours() && mwctl_take_wc(house.ctx, queue, &wc)))
+		RC_CHECK_EQ(500, wc.wr_id);
+}
+
+static mwctl_result granted(int client, uint64_t offset)
+{
+	mwctl_request ask = house_ask(&house, client, offset, 4096, HOUSE_WRITE);
+	struct heard done = {0};
+
+	HOUSE_OK(mwctl_grant_start(house.ctx, &ask, 1, 0, heard_done, &done));
+	while (!atomic_load(&done.calls)) {
+		collect(client);
+		HOUSE_OK(mwctl_tick(house.ctx));
+	}
+	HOUSE_OK(done.status);
+	return done.results[0];
+}
+
+static void begin(enum mwctl_polling polling, bool owner)
+{
+	struct house_options options = {.rc.cqe = QUEUE,
+					.peer = {.polling = polling,
+						 .owner_thread = owner ? (uint64_t)pthread_self() : 0}};
+
+	memset(&heard, 0, sizeof(heard));
+	house_open(&house, &options);
+	held = granted(CLIENT, AT);
+	other = granted(OTHER, 2 * AT);
+	trouble_block(&house, CLIENT);
+	hold();
+	HOUSE_OK(mwctl_revoke_start(house.ctx, &held.grant, 1, TIMEOUT_US, MWCTL_KILL_ALLOWED, heard_done, &heard));
+}
+
+/* What stood in front goes; then the LOCAL_INV completes, with nobody to see it. */
+static void unblock(void)
+{
+	rc_post_recv(&house.client[CLIENT].pair.client, &house.client[CLIENT].local, 6);
+	RC_CHECK_STATUS(IBV_WC_SUCCESS, rc_wait(house.client[CLIENT].pair.client.cq).status);
+}
+
+/* It was not missing: the queue pair lives, and the next poll finds the end. */
+static void ends_late(void)
+{
+	mwctl_grant_info info;
+
+	RC_CHECK_EQ(MWCTL_STATUS_OPEN, heard.status);
+	RC_CHECK_STATE(IBV_QPS_RTS, qp());
+	RC_CHECK_EQ(0, house_stats(&house).peers_killed);
+	while (mwctl_grant_info_get(house.ctx, held.grant, &info, sizeof(info)) == MWCTL_STATUS_OK)
+		collect(CLIENT);
+	HOUSE_WRITE_LANDS(&house, OTHER, 2 * AT, other.rkey, 0x11);
+	HOUSE_WRITE_FAILS(&house, CLIENT, AT, held.rkey, 0x12);
+}
+
+/* It was missing. */
+static void ends_fenced(void)
+{
+	RC_CHECK_EQ(MWCTL_STATUS_OK, heard.status);
+	RC_CHECK_EQ(MWCTL_PROOF_QP_FENCED, heard.results[0].proof);
+	RC_CHECK_EQ(1, house_stats(&house).peers_killed);
+	rc_await_state(qp(), IBV_QPS_ERR);
+	HOUSE_WRITE_LANDS(&house, OTHER, 2 * AT, other.rkey, 0x11);
+	HOUSE_WRITE_FAILS(&house, CLIENT, AT, held.rkey, 0x12);
+}
+
+static void end(void)
+{
+	clock_now = 0;
+	if (yours()) {
+		for (int i = 0; i < house.clients; i++) {
+			struct heard gone = {0};
+
+			HOUSE_OK(mwctl_peer_detach_start(house.ctx, house.client[i].peer, 0, heard_done, &gone));
+			while (!atomic_load(&gone.calls)) {
+				collect(i);
+				HOUSE_OK(mwctl_tick(house.ctx));
+			}
+			HOUSE_OK(gone.status);
+			rc_pair_close(&house.client[i].pair);
+			house.client[i].peer.id = 0;
+		}
+	}
+	house_close(&house);
+}
+
+static void await_end(void)
+{
+	while (!atomic_load(&heard.calls))
+		rc_pause(1);
+}
+
+/* ---- looks just behind the post ---- */
+
+static void looked_too_soon(enum mwctl_polling polling)
+{
+	begin(polling, true);
+	for (int i = 0; i < 4; i++)
+		look();
+	unblock();
+	HOUSE_OK(mwctl_service_start(house.ctx));
+	pass(TIMEOUT);
+	await_end();
+	HOUSE_OK(mwctl_service_stop(house.ctx));
+	ends_late();
+	end();
+}
+
+/* … and the same, but for a look when the LOCAL_INV has had its time. */
+static void looked_in_time(enum mwctl_polling polling)
+{
+	begin(polling, true);
+	look();
+	pass(MS);
+	look();
+	look();
+	HOUSE_OK(mwctl_service_start(house.ctx));
+	pass(TIMEOUT - MS);
+	await_end();
+	HOUSE_OK(mwctl_service_stop(house.ctx));
+	ends_fenced();
+	end();
+}
+
+/* ---- completions offered instead of looks ---- */
+
+static void offer(int n)
+{
+	struct ibv_wc wc = {.wr_id = 7, .status = IBV_WC_SUCCESS, .opcode = IBV_WC_RDMA_WRITE,
+			    .qp_num = house.client[OTHER].pair.server.qp->qp_num};
+
+	while (n--)
+		RC_CHECK_EQ(0, mwctl_take_wc(house.ctx, cq(), &wc));
+}
+
+/* A queue that never runs empty: as many as it holds may have been taken off before the post and be
+ * offered only behind it. */
+static void offered(uint64_t before, bool killed)
+{
+	int turn = 2 * cq()->cqe + 1;
+
+	offer(turn);
+	pass(before);
+	offer(turn);
+	if (!killed)
+		unblock();
+	pass(TIMEOUT - before);
+	offer(1);
+	RC_CHECK_EQ(1, heard.calls);
+	if (killed)
+		ends_fenced();
+	else
+		ends_late();
+	end();
+}
+
+static void offers(void)
+{
+	begin(MWCTL_POLLING_YOURS, false);
+	offered(0, false);
+	begin(MWCTL_POLLING_YOURS, false);
+	pass(2 * MS);
+	/* The first turn ends here and begins another, which ends behind it. */
+	offered(MS, true);
+}
+
+/* ---- loops that sleep until there is something to do ---- */
+
+static void sleeping_loop(bool ticks_first)
+{
+	int rounds = 0;
+	int64_t sleep;
+
+	begin(MWCTL_POLLING_YOURS, false);
+	look();
+	while (!heard.calls) {
+		if (ticks_first)
+			HOUSE_OK(mwctl_tick(house.ctx));
+		if (!heard.calls)
+			look();
+		if (!ticks_first)
+			HOUSE_OK(mwctl_tick(house.ctx));
+		sleep = mwctl_next_timeout(house.ctx);
+		RC_CHECK(heard.calls || sleep >= 0);
+		if (!heard.calls)
+			pass((uint64_t)sleep);
+		RC_CHECK(rounds++ < 12);
+	}
+	ends_fenced();
+	end();
+}
+
+/* The service thread keeps the deadline, the owner sleeps on the event fd. */
+static void sleeping_owner(void)
+{
+	struct pollfd event;
+
+	begin(MWCTL_POLLING_OURS, true);
+	event = (struct pollfd){.fd = mwctl_event_fd(house.ctx), .events = POLLIN};
+	look();
+	HOUSE_OK(mwctl_tick(house.ctx));
+	RC_CHECK_EQ(0, poll(&event, 1, 0));
+	HOUSE_OK(mwctl_service_start(house.ctx));
+	pass(TIMEOUT - 2 * MS);
+	RC_CHECK_EQ(1, poll(&event, 1, (int)(RC_DEADLINE_S * 1000)));
+	RC_CHECK_EQ(0, heard.calls);
+	look();
+	pass(2 * MS);
+	await_end();
+	HOUSE_OK(mwctl_service_stop(house.ctx));
+	ends_fenced();
+	end();
+}
+
+int main(void)
+{
+	looked_too_soon(MWCTL_POLLING_OURS);
+	looked_too_soon(MWCTL_POLLING_YOURS);
+	house_ok("looks just behind the post cost no queue pair, on a thread that may not look itself");
+	looked_in_time(MWCTL_POLLING_OURS);
+	looked_in_time(MWCTL_POLLING_YOURS);
+	house_ok("a look when the request has had its time tells that it is stuck");
+	offers();
+	house_ok("so do completions, when more were offered than the queue can have held");
+	sleeping_loop(false);
+	sleeping_loop(true);
+	house_ok("a loop that sleeps until there is something to do is woken in time to look");
+	sleeping_owner();
+	house_ok("and so is the owner of a queue, by the service thread");
+	return 0;
+}
