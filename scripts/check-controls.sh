@@ -45,12 +45,14 @@ works "" table
 works "" reuse
 works "" channels
 works "" loops
+works "" missed
 breaks ladder endings 'mwctl_revoke.*not proved'
 breaks blocks table 'mwctl_block_take'
 breaks distance table 'keys\|used\|distance'
 breaks distance reuse 'repeated'
 breaks keeping channels 'asleep'
 breaks emptiness loops 'look_until_empty'
+breaks patience missed 'heard.status'
 works assertion poison "with an internal error"
 echo "$passed passed, $failed failed"
 [[ $failed -eq 0 ]]

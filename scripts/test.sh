@@ -215,7 +215,8 @@ if [[ $quick == no ]]; then
 	step "changed programs on rxe 6.12" on_rxe 6.12 120 scripts/check-legacy.sh "$build"
 	step "two processes on rxe 6.1" on_rxe 6.1 300 scripts/rxe/examples.sh --routed "$build/examples-c"
 	step "conformance on rxe 6.12" on_rxe 6.12 300 tests/conformance/run.sh "$build/tests/conformance"
-	step "stuck and dead queues on rxe 6.12" on_rxe 6.12 120 "$build/tests/lib/endings"
+	step "library on rxe 6.12" on_rxe 6.12 900 scripts/test.sh --programs "$build/tests/lib"
+	step "random walk on rxe 6.12" on_rxe 6.12 900 "$build/tests/lib/walk" --steps 20000
 	step "two processes on rxe 6.12" on_rxe 6.12 300 scripts/rxe/examples.sh --routed "$build/examples-c"
 	step "two namespaces, newer rxe" in_namespaces
 fi

@@ -5,14 +5,16 @@
  * and come back, and faults of the device; after each step the library, the keys and the bytes
  * agree with the model.
  *
- *   walk [--steps N] [--seed N] [--faults RATE] [--threads] [--without KIND]... [--trace] [--quiet]
+ *   walk [--steps N] [--seed N] [--faults RATE] [--lag NS] [--threads] [--without KIND]... [--trace] [--quiet]
  *
  * With --threads the servers' service threads begin and end, what they serve nobody ticks, and other
  * threads call for clients whose queues are this one's alone. That takes its time: without, the walk
  * goes through more steps a second.
  *
  * On the device in the process a seed gives the same walk each time: the device draws from the
- * same seed, and the clock and the entropy that the library reads are this program's.
+ * same seed, and the clock and the entropy that the library reads are this program's. Not so with
+ * --lag: then that device begins what was posted so many nanoseconds behind the post, by the real clock,
+ * and is walked on as a real one is, without ordered faults.
  */
 #include "walk/calls.h"
 #include "walk/chains.h"
@@ -205,7 +207,7 @@ static void summary(uint64_t steps, double seconds)
 
 static _Noreturn void usage(void)
 {
-	fprintf(stderr, "usage: walk [--steps N] [--seed N] [--faults RATE] [--threads] [--without KIND]... [--trace] [--quiet]\nkinds:");
+	fprintf(stderr, "usage: walk [--steps N] [--seed N] [--faults RATE] [--lag NS] [--threads] [--without KIND]... [--trace] [--quiet]\nkinds:");
 	for (size_t i = 0; i < KINDS; i++)
 		fprintf(stderr, " %s", kinds[i].name);
 	fputc('\n', stderr);
@@ -244,10 +246,9 @@ int main(int argc, char **argv)
 	struct mwctl_sim_model model;
 	uint64_t steps, chosen_steps = 0;
 	bool trace = false, quiet = false, threads = false;
-	double started;
+	double started, faults = -1;
+	uint32_t lag = 0;
 
-	walk.sim = mwctl_sim_present();
-	walk.faults = walk.sim ? 0.02 : 0;
 	walk.seed = (uint64_t)(walk_real_seconds() * 1e6);
 	for (int i = 1; i < argc; i++) {
 		if (strcmp(argv[i], "--steps") == 0)
@@ -255,7 +256,9 @@ int main(int argc, char **argv)
 		else if (strcmp(argv[i], "--seed") == 0)
 			walk.seed = strtoull(value_of(argc, argv, &i), NULL, 0);
 		else if (strcmp(argv[i], "--faults") == 0)
-			walk.faults = strtod(value_of(argc, argv, &i), NULL);
+			faults = strtod(value_of(argc, argv, &i), NULL);
+		else if (strcmp(argv[i], "--lag") == 0)
+			lag = (uint32_t)strtoul(value_of(argc, argv, &i), NULL, 0);
 		else if (strcmp(argv[i], "--without") == 0)
 			without(value_of(argc, argv, &i));
 		else if (strcmp(argv[i], "--threads") == 0)
@@ -267,6 +270,10 @@ int main(int argc, char **argv)
 		else
 			usage();
 	}
+	if (lag && !mwctl_sim_present())
+		rc_skip("the device in the process alone can be told to take its time");
+	walk.sim = mwctl_sim_present() && !lag;
+	walk.faults = faults >= 0 ? faults : walk.sim ? 0.02 : 0;
 	if (threads && walk.sim)
 		at_fixed_addresses(argv);
 	if (!walk.sim && walk.faults > 0)
@@ -276,10 +283,12 @@ int main(int argc, char **argv)
 		if ((kinds[i].threads && walk.sim && !threads) || (kinds[i].sim && !walk.sim) || (kinds[i].faulty && walk.faults == 0))
 			kinds[i].weight = 0;
 	walk.random = walk.seed;
-	if (walk.sim) {
+	if (walk.sim)
 		walk_clock_own(walk.seed);
+	if (mwctl_sim_present()) {
 		RC_CHECK_EQ(0, mwctl_sim_model_get(&model, sizeof(model)));
 		model.seed = walk.seed;
+		model.doorbell_ns = lag;
 		RC_CHECK_EQ(0, mwctl_sim_model_set(&model, sizeof(model)));
 	}
 	if (!quiet) {

@@ -118,7 +118,7 @@ struct walk_counts {
 
 struct walk {
 	struct walk_server server[WALK_SERVERS];
-	bool sim;
+	bool sim;                  /* the device in the process, which runs what is posted at once */
 	bool fatal;
 	uint64_t step, seed;
 	uint64_t no_windows;       /* the last step in which the device may have refused to make a window */
