@@ -7,7 +7,9 @@
 
 #include <string.h>
 
-#define SOON_US 30000              /* a deadline that a real device's walk waits for */
+/* A deadline that a real device's walk waits for. A device that is a program can lose the processor, and
+ * a queue pair that has then done nothing for so long is rightly called stuck. */
+#define SOON_US 200000
 
 /* ---- the service thread ---- */
 
@@ -52,7 +54,8 @@ void walk_service(void)
 	struct walk_server *server = &walk.server[walk_below(WALK_SERVERS)];
 
 	if (!walk.sim) {
-		served_a_while(server);
+		if (walk_chance(0.25))
+			served_a_while(server);
 		return;
 	}
 	if (!server->served) {
