@@ -84,8 +84,7 @@ impl Context {
         self.run_fences();
         if old.is_some() {
             // The client may have given the right back.
-            let (_, slot) = self.peer(peer)?;
-            self.look_at(slot.recv_queue.load(Ordering::Acquire));
+            self.look_for_news(self.peer(peer)?.0);
         }
         let queue = self.peer(peer)?.1.body.lock().send_queue;
         let mut tries = 0;
@@ -99,6 +98,7 @@ impl Context {
                 Ok(Bound::NoRoom) if tries < TRIES => {
                     tries += 1;
                     self.poll_for_us(queue);
+                    self.run_pumps();
                 }
                 other => return other,
             }

@@ -87,7 +87,7 @@ impl Context {
                         let back = (state.posted as u32).min(body.given_up);
                         body.given_up -= back;
                         body.used -= back;
-                        self.retry_later(&mut body);
+                        self.pump_soon(index, &mut body);
                         if later {
                             self.raise();
                         }
@@ -112,11 +112,13 @@ impl Context {
         drop(state);
         count(if success { &self.counters.completions } else { &self.counters.error_completions });
         self.chain_ended(index, &mut body, slot, success);
-        if later {
-            self.retry_later(&mut body);
-            self.raise();
+        if later || !body.pending.is_empty() {
+            self.pump_soon(index, &mut body);
         } else {
             self.pump(index, &mut body);
+        }
+        if later {
+            self.raise();
         }
         ours
     }

@@ -102,6 +102,9 @@ pub struct Context {
     pub dropped: Mutex<std::collections::VecDeque<u32>>,
     /// More chains were given up than are remembered.
     pub forgets_chains: AtomicBool,
+    /// Peers for whom there is room now: what waits in their lines goes out after a look at what their
+    /// clients did.
+    pub to_pump: Mutex<std::collections::VecDeque<u32>>,
     /// A post was refused for lack of room.
     pub wants_retry: AtomicBool,
     /// The earliest deadline of an operation under way; too early does no harm.
@@ -171,6 +174,7 @@ impl Context {
             events: Mutex::default(),
             dropped: Mutex::default(),
             forgets_chains: AtomicBool::new(false),
+            to_pump: Mutex::default(),
             wants_retry: AtomicBool::new(false),
             next_deadline: AtomicU64::new(u64::MAX),
             looking: Mutex::default(),

@@ -179,6 +179,7 @@ impl Context {
                 progress |= self.poll_for_us(queue);
                 queues += 1;
             }
+            self.run_pumps();
             if op.is_done() {
                 break;
             }
@@ -228,6 +229,7 @@ impl Context {
         if now_or_never(self.next_deadline.load(Ordering::Acquire)) {
             self.expire_all();
         }
+        self.run_pumps();
         self.run_transfers(false);
         self.retry_posts();
         self.run_callbacks();
@@ -292,6 +294,7 @@ impl Context {
         if now_or_never(self.next_deadline.load(Ordering::Acquire)) {
             self.expire_all();
         }
+        self.run_pumps();
         self.run_transfers(true);
         self.retry_posts();
         self.refill_some(REFILL_PER_TICK);

@@ -88,6 +88,8 @@ pub struct PeerBody {
     pub prepared: u32,
     /// Counts prepares, commits and posts.
     pub sequence: u64,
+    /// In line for `run_pumps`.
+    pub to_pump: bool,
     /// A post was refused for lack of room: try again at the next occasion.
     pub retry: bool,
     /// A LOCAL_INV of ours did not complete by its deadline: post no more behind it.

@@ -340,6 +340,25 @@ impl Context {
         self.close_window(index, body, window, Proof::NeverBound, false);
     }
 
+    /// There is room: what waits goes out by `run_pumps`, which whoever calls this sees to.
+    pub fn pump_soon(&self, index: u32, body: &mut PeerBody) {
+        if !std::mem::replace(&mut body.to_pump, true) {
+            self.to_pump.lock().push_back(index);
+        }
+    }
+
+    /// Posts what waits where there is room now. A right that its client has given back meanwhile needs no
+    /// LOCAL_INV and bears none, so there is a look before; for that no lock may be held.
+    pub fn run_pumps(&self) {
+        while let Some(index) = { self.to_pump.lock().pop_front() } {
+            self.look_at_client(index);
+            let mut body = self.peers.at(index).body.lock();
+            if std::mem::take(&mut body.to_pump) {
+                self.pump(index, &mut body);
+            }
+        }
+    }
+
     /// What waits in line goes out at the next occasion.
     pub fn retry_later(&self, body: &mut PeerBody) {
         body.retry = true;
@@ -354,9 +373,10 @@ impl Context {
         for index in 0..self.peers.len() as u32 {
             let mut body = self.peers.at(index).body.lock();
             if std::mem::take(&mut body.retry) {
-                self.pump(index, &mut body);
+                self.pump_soon(index, &mut body);
             }
         }
+        self.run_pumps();
     }
 
     /// Lends an empty list of works.
@@ -498,8 +518,9 @@ impl Context {
         }
         works.clear();
         self.works.lock().push(works);
-        self.pump(index, &mut body);
+        self.pump_soon(index, &mut body);
         drop(body);
+        self.run_pumps();
         if let Some(op) = op {
             self.end_begin(op);
         }

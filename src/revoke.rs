@@ -183,7 +183,13 @@ impl Context {
     }
 
     /// Whether a client gave a right back is to be known before LOCAL_INVs are posted, or handed out.
-    fn look_for_news(&self, peer: u32) {
+    pub fn look_for_news(&self, peer: u32) {
+        self.look_at_client(peer);
+        // Completions may have made room.
+        self.run_pumps();
+    }
+
+    pub fn look_at_client(&self, peer: u32) {
         let peer = self.peers.at(peer);
         if peer.body.lock().life != Life::Gone {
             self.look_at(peer.recv_queue.load(Ordering::Acquire));

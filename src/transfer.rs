@@ -115,8 +115,9 @@ impl Context {
         let checked = self.check_begun(&request)?;
         let mut body = self.peers.at(checked.peer).body.lock();
         self.queue_bind(waiter, &checked, &mut body)?;
-        self.pump(checked.peer, &mut body);
+        self.pump_soon(checked.peer, &mut body);
         drop(body);
+        self.run_pumps();
         // Whoever ended the operation at its deadline may have come just before this.
         let due = self.op(waiter.op).body.lock().next_due(now_ns());
         self.arm(due, false);

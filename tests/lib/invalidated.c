@@ -244,6 +244,50 @@ static void before_it_is_seen(int how)
 	house_ok("given back, and the message not polled yet: %s finds it", name[how]);
 }
 
+/* The message is still in the receive queue when there is room for a LOCAL_INV that waits in line: it
+ * is looked for first. The room comes with a completion, or with an abort. */
+static void before_room_comes(bool aborted)
+{
+	mwctl_result other = house_grant(&house, 0, 65536, 4096, HOUSE_WRITE), in_hand[2], grant[3];
+	uint64_t before = house_stats(&house).invalidates_posted, ids[3];
+	struct house_client *it = &house.client[0];
+	struct ibv_send_wr wr[2];
+	struct heard heard = {0};
+	mwctl_request ask[2];
+	int given = invalidated;
+	mwctl_token token;
+	struct ibv_wc wc;
+
+	/* A queue that the application polls through the library. */
+	RC_CHECK_EQ(0, mwctl_poll_cq(house.ctx, it->pair.server.cq, 1, &wc));
+	for (int i = 0; i < 3; i++) {
+		grant[i] = house_grant(&house, 0, (uint64_t)i * 8192, 4096, HOUSE_WRITE);
+		ids[i] = grant[i].grant;
+	}
+	for (int i = 0; i < 2; i++)
+		ask[i] = house_ask(&house, 0, 131072 + (uint64_t)i * 64, 64, HOUSE_WRITE);
+	RC_CHECK_EQ(4, house_peer(&house, 0).budget - house_peer(&house, 0).used);
+	HOUSE_OK(mwctl_grant_prepare(house.ctx, ask, 2, wr, in_hand, &token));
+	HOUSE_OK(mwctl_revoke_start(house.ctx, ids, 3, 0, MWCTL_KILL_NEVER, heard_done, &heard));
+	RC_CHECK_EQ(before + 2, house_stats(&house).invalidates_posted);
+	rc_post_recv(&it->pair.server, &inbox, 9);
+	RC_CHECK_STATUS(IBV_WC_SUCCESS, rc_send_with_inv(&it->pair.client, &it->local, 8, grant[2].rkey));
+	if (aborted)
+		HOUSE_OK(mwctl_abort(house.ctx, token));
+	RC_CHECK_EQ(9, next_wc().wr_id);
+	heard_await(&house, &heard);
+	if (!aborted)
+		HOUSE_OK(mwctl_abort(house.ctx, token));
+	RC_CHECK_EQ(given + 1, invalidated);
+	RC_CHECK_EQ(MWCTL_STATUS_OK, heard.status);
+	RC_CHECK_EQ(MWCTL_PROOF_INVALIDATED, heard.results[0].proof);
+	RC_CHECK_EQ(MWCTL_PROOF_INVALIDATED, heard.results[1].proof);
+	RC_CHECK_EQ(MWCTL_PROOF_PEER_INVALIDATED, heard.results[2].proof);
+	RC_CHECK_EQ(before + 2, house_stats(&house).invalidates_posted);
+	check_ended(&grant[2], &other);
+	house_ok("given back, not polled yet, and room comes with %s: no LOCAL_INV", aborted ? "an abort" : "a completion");
+}
+
 int main(void)
 {
 	struct house_options options = {.clients = 1, .peer.budget = 4, .context.on_event = on_event};
@@ -259,6 +303,8 @@ int main(void)
 	before_it_is_seen(REGRANT);
 	before_it_is_seen(REVOKE_PREPARE);
 	before_it_is_seen(REGRANT_PREPARE);
+	before_room_comes(false);
+	before_room_comes(true);
 	rc_memory_close(&outbox);
 	rc_memory_close(&inbox);
 	house_close(&house);
