@@ -505,7 +505,8 @@ typedef struct mwctl_peer_options {
   // enum mwctl_polling.
   int32_t polling;
   // For polling YOURS: the thread that polls, as pthread_self() returns it. A waiting call on
-  // that thread that waits for a completion is refused with WOULD_DEADLOCK. 0: not declared.
+  // that thread that waits for a completion is refused with WOULD_DEADLOCK. 0: the owner_thread, if
+  // that is declared.
   uint64_t polling_thread;
   // For a queue pair or CQ whose provider's locks are off (a thread domain, a single-threaded
   // CQ): the thread that posts and polls, as pthread_self() returns it. Others are refused with

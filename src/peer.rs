@@ -31,7 +31,7 @@ pub struct PeerOptions {
     /// What another thread asks for waits for the owner's next tick or poll, instead of being
     /// refused.
     pub queue_for_owner: bool,
-    /// The thread that polls in mode `Yours`, as `pthread_self` names it; 0: not declared.
+    /// The thread that polls in mode `Yours`, as `pthread_self` names it; 0: the owner, if there is one.
     pub polling_thread: u64,
 }
 
@@ -246,7 +246,9 @@ impl Context {
         fresh.arrival = arrival;
         (fresh.send_queue, fresh.recv_queue) = (send_queue, recv_queue);
         fresh.mode = options.mode;
-        fresh.polling_thread = options.polling_thread;
+        // An owner polls as well as posts.
+        fresh.polling_thread =
+            if options.polling_thread == 0 { options.owner_thread } else { options.polling_thread };
         fresh.owner_thread = options.owner_thread;
         fresh.queue_for_owner = options.queue_for_owner;
         fresh.access = facts.access;

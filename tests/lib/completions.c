@@ -180,18 +180,22 @@ static void yours(void)
 	atomic_store(&poller.stop, true);
 	pthread_join(thread, NULL);
 
-	/* The thread that polls can't wait for itself. */
+	/* The thread that polls, declared as such or as the queues' owner, can't wait for itself. */
 	for (int i = 0; i < 2; i++)
 		house_leave(&house, i);
 	house.options.peer.polling_thread = (uint64_t)pthread_self();
-	for (int i = 0; i < 2; i++)
-		house_join(&house, i);
-	ask = house_ask(&house, 0, 0, 64, HOUSE_WRITE);
-	HOUSE_STATUS(MWCTL_STATUS_WOULD_DEADLOCK, mwctl_grant(house.ctx, &ask, 0, &result));
-	HOUSE_STATUS(MWCTL_STATUS_WOULD_DEADLOCK,
-		     mwctl_revoke_peer(house.ctx, house.client[0].peer, 0, MWCTL_KILL_ALLOWED, NULL));
-	HOUSE_STATUS(MWCTL_STATUS_WOULD_DEADLOCK, mwctl_peer_detach(house.ctx, house.client[0].peer, 0));
-	RC_CHECK_EQ(0, house_peer(&house, 0).leaving);
+	house_join(&house, 0);
+	house.options.peer.polling_thread = 0;
+	house.options.peer.owner_thread = (uint64_t)pthread_self();
+	house_join(&house, 1);
+	for (int i = 0; i < 2; i++) {
+		ask = house_ask(&house, i, 0, 64, HOUSE_WRITE);
+		HOUSE_STATUS(MWCTL_STATUS_WOULD_DEADLOCK, mwctl_grant(house.ctx, &ask, 0, &result));
+		HOUSE_STATUS(MWCTL_STATUS_WOULD_DEADLOCK,
+			     mwctl_revoke_peer(house.ctx, house.client[i].peer, 0, MWCTL_KILL_ALLOWED, NULL));
+		HOUSE_STATUS(MWCTL_STATUS_WOULD_DEADLOCK, mwctl_peer_detach(house.ctx, house.client[i].peer, 0));
+		RC_CHECK_EQ(0, house_peer(&house, i).leaving);
+	}
 	for (int i = 0; i < 2; i++) {
 		struct heard heard = {0};
 		struct ibv_cq *cq = house.client[i].pair.server.cq;
