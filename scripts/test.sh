@@ -7,7 +7,7 @@ usage() {
 usage: scripts/test.sh [--quick] [--verbose]
        scripts/test.sh --programs DIR
 
-  --quick     leave out what boots a guest with real verbs
+  --quick     leave out the sanitizers and what boots a guest with real verbs
   --verbose   show all output, not only a line for each step
   --programs  run each program of DIR on the device that is there; nothing else
 
@@ -201,6 +201,8 @@ step "older and newer releases" scripts/check-growth.sh "$build"
 step "source tarball, built offline" scripts/check-dist.sh
 
 if [[ $quick == no ]]; then
+	step "address sanitizer" scripts/sanitize.sh address 20
+	step "thread sanitizer" scripts/sanitize.sh thread 20
 	step "guests' kernels" scripts/rxe.sh --prepare
 	step "guest runner" scripts/rxe/check.sh
 	step "conformance on rxe 6.1" on_rxe 6.1 300 tests/conformance/run.sh "$build/tests/conformance"
