@@ -76,16 +76,20 @@ cargo_build() {
 		--target-dir "$out/cargo"
 }
 
-# compile OBJECT FILE.c [FLAG…]
+# compile OBJECT FILE [FLAG…]
 compile() {
-	clang -std=c11 -D_GNU_SOURCE= -g -O1 -fno-omit-frame-pointer -fsanitize="$kind" \
+	local language=(clang -std=c11 -D_GNU_SOURCE=)
+	[[ $2 == *.cpp ]] && language=(clang++ -std=c++17)
+	"${language[@]}" -g -O1 -fno-omit-frame-pointer -fsanitize="$kind" \
 		-Wall -Wextra -Werror -Iinclude -Itests/common -Itests/lib "${@:3}" -c "$2" -o "$1"
 }
 
 # The runtime is the Rust compiler's own, the newer of the two, and lives in the program; the
 # libraries find it there.
 link_program() {
-	clang -o "$out/bin/$1" "$out/objects/$1.o" "$out/objects/common.a" \
+	local linker=clang
+	[[ $1 == cpp-* ]] && linker=clang++
+	$linker -o "$out/bin/$1" "$out/objects/$1.o" "$out/objects/common.a" \
 		-L"$out/lib" -lmwctl -l:libibverbs.so.1 "${@:2}" \
 		-Wl,--whole-archive "$runtime" -Wl,--no-whole-archive -Wl,--export-dynamic \
 		-lpthread -ldl -lrt -lm -lresolv
@@ -123,7 +127,7 @@ build_programs() {
 	ar rcsD "$out/objects/common.a" "${common[@]}" &&
 		compile "$out/objects/control.o" tests/sanitize/control.c &&
 		link_program control -lcontrol || return
-	for source in "${@/#/tests/lib/}" sim/tests/*.c; do
+	for source in "${@/#/tests/lib/}" sim/tests/*.c tests/cpp/*.cpp; do
 		name=$(name_of "$source")
 		if [[ $name == compat ]]; then
 			# With what makes its verbs objects.
@@ -133,7 +137,7 @@ build_programs() {
 				ld -r -o "$out/objects/$name.o" "$part-1.o" "$part-2.o" || return
 		else
 			parts=()
-			for part in "$source" "${source%.c}"/*.c; do
+			for part in "$source" "${source%.*}"/*.c; do
 				[[ -f $part ]] || continue
 				parts+=("$out/objects/$name-part-${#parts[@]}.o")
 				compile "${parts[-1]}" "$part" || return
@@ -155,11 +159,14 @@ names() {
 	done
 }
 
-# Of the program that a source file makes; two folders have some in common.
+# Of the program that a source file makes; the folders have some in common.
 name_of() {
 	local name
-	name=$(basename "$1" .c)
-	[[ $1 == sim/* ]] && name=sim-$name
+	name=$(basename "${1%.*}")
+	case $1 in
+	sim/*) name=sim-$name ;;
+	*.cpp) name=cpp-$name ;;
+	esac
 	echo "$name"
 }
 
@@ -251,7 +258,7 @@ sanitize() {
 		control freed-device 'AddressSanitizer: heap-use-after-free' sim/src/scatter.rs
 		control leak-library 'LeakSanitizer: detected memory leaks' src/capi/context.rs
 	fi
-	for source in sim/tests/*.c; do
+	for source in sim/tests/*.c tests/cpp/*.cpp; do
 		programs+=("$(name_of "$source")")
 	done
 	for name in "${programs[@]}"; do
