@@ -37,7 +37,8 @@ impl Taken {
 
 impl Context {
     /// Whether the completion is ours. The application's are looked at, too: what they say of a
-    /// QP or a key is taken to heart. What may be posted now is posted, unless `later`.
+    /// QP or a key is taken to heart. What there is room for now goes out by `run_pumps`; with `later`
+    /// nothing is posted here, and the next tick is called for.
     pub fn take(&self, seen: &Completion, later: bool) -> Taken {
         let ours = self.wr_ids.parse(seen.wr_id).and_then(|id| {
             let chain = self.chains.get(id.slot)?;

@@ -235,9 +235,9 @@ impl Context {
         self.run_callbacks();
     }
 
-    /// Deallocations and binds that somebody has to do.
+    /// Deallocations, binds and posts that somebody has to do.
     fn has_work(&self) -> bool {
-        !self.to_fence.lock().is_empty() || !self.to_bind.lock().is_empty()
+        !self.to_fence.lock().is_empty() || !self.to_bind.lock().is_empty() || !self.to_pump.lock().is_empty()
     }
 
     /// Calls back for the operations that ended and the events that happened, each once.

@@ -348,14 +348,23 @@ impl Context {
     }
 
     /// Posts what waits where there is room now. A right that its client has given back meanwhile needs no
-    /// LOCAL_INV and bears none, so there is a look before; for that no lock may be held.
+    /// LOCAL_INV and bears none, so there is a look before; for that no lock may be held. The looks may find
+    /// room for others: those are the next call's, for this one is to return.
     pub fn run_pumps(&self) {
-        while let Some(index) = { self.to_pump.lock().pop_front() } {
+        let due = self.to_pump.lock().len();
+        if due == 0 {
+            return;
+        }
+        for _ in 0..due {
+            let Some(index) = ({ self.to_pump.lock().pop_front() }) else { return };
             self.look_at_client(index);
             let mut body = self.peers.at(index).body.lock();
             if std::mem::take(&mut body.to_pump) {
                 self.pump(index, &mut body);
             }
+        }
+        if !self.to_pump.lock().is_empty() {
+            self.raise();
         }
     }
 
