@@ -421,7 +421,7 @@ impl Context {
             return false;
         }
         if let Some(index) = self.queues.find(cq.raw()) {
-            self.queues.at(index).count_offered();
+            self.queues.at(index).count_offered(cq);
         }
         self.take(seen, later) == Taken::Ours
     }
@@ -443,14 +443,15 @@ impl Queue {
         self.cleared.load(Ordering::Acquire) >= time
     }
 
-    fn count_offered(&self) {
+    fn count_offered(&self, cq: Cq) {
         let offered = self.offered.fetch_add(1, Ordering::AcqRel) + 1;
         if offered < self.lap_ends.load(Ordering::Acquire) {
             return;
         }
         let mut lap = self.lap.lock();
         // As many as it holds may have been taken off before the lap, and be offered only in it.
-        let turn = 2 * self.most_entries();
+        // The application may have resized it.
+        let turn = 2 * cq.entries().max(self.entries.load(Ordering::Acquire));
         if offered > lap.offered + turn {
             self.cleared_at(lap.at);
             // In this order: what is offered in between counts for the old lap.
@@ -463,15 +464,6 @@ impl Queue {
     /// Polls that take off as many as it holds, and one more.
     fn rounds(&self) -> u64 {
         self.entries.load(Ordering::Acquire) / POLLED as u64 + 1
-    }
-
-    /// Completions that it can hold; the application may have resized it. For a queue with an attached
-    /// peer whose queue pair exists.
-    fn most_entries(&self) -> u64 {
-        let known = self.entries.load(Ordering::Acquire);
-        let raw = std::ptr::NonNull::new(self.cq.load(Ordering::Acquire));
-        // SAFETY: it lives as long as the queue pair.
-        raw.map_or(known, |raw| unsafe { Cq::new(raw) }.entries().max(known))
     }
 }
 
