@@ -691,7 +691,8 @@ mwctl_status mwctl_tick(struct mwctl_context *ctx);
 // Starts a thread that ticks when something is due, for a program without a loop: with it
 // deadlines hold though nobody calls. Callbacks may then come on that thread, which has all
 // signals blocked. A loop beside it ticks as ever when the event fd says so: what is for the owner
-// of a queue, or for whoever polls by himself, the thread can't do. ALREADY_ATTACHED if it runs. Ends with mwctl_service_stop, or the context.
+// of a queue, or for whoever polls by himself, the thread can't do, and it leaves the event fd as it is.
+// ALREADY_ATTACHED if it runs. Ends with mwctl_service_stop, or the context.
 // Never waits.
 mwctl_status mwctl_service_start(struct mwctl_context *ctx);
 
@@ -1105,7 +1106,7 @@ mwctl_status mwctl_cq_gone(struct mwctl_context *ctx, struct ibv_cq *cq);
 // For an application that polls by itself: its last poll found the queue empty. Call it whenever a
 // poll does, before the next tick. By it the deadline of a revocation tells a lost completion from one
 // that nobody has polled: it takes two such calls that come a millisecond or more behind the post (the
-// poll before the first may have begun earlier). Without them, and without some two times as many
+// poll before the first may have begun earlier). Without them, and without some four times as many
 // completions offered since as the queue holds, no queue pair is moved to ERR, and the grant is reported
 // as OPEN. For a loop that sleeps mwctl_next_timeout and the event fd come 4 and 2 ms before a deadline,
 // so that it looks in time. UNKNOWN_QUEUE if no attached peer uses the queue.

@@ -212,7 +212,8 @@ pub unsafe extern "C" fn mwctl_tick(ctx: *mut mwctl_context) -> Status {
 /// Starts a thread that ticks when something is due, for a program without a loop: with it
 /// deadlines hold though nobody calls. Callbacks may then come on that thread, which has all
 /// signals blocked. A loop beside it ticks as ever when the event fd says so: what is for the owner
-/// of a queue, or for whoever polls by himself, the thread can't do. ALREADY_ATTACHED if it runs. Ends with mwctl_service_stop, or the context.
+/// of a queue, or for whoever polls by himself, the thread can't do, and it leaves the event fd as it is.
+/// ALREADY_ATTACHED if it runs. Ends with mwctl_service_stop, or the context.
 /// Never waits.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mwctl_service_start(ctx: *mut mwctl_context) -> Status {
