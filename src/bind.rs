@@ -82,16 +82,17 @@ impl Context {
         }
         // Windows of a queue pair that died wait for somebody to deallocate them.
         self.run_fences();
-        if old.is_some() {
-            // The client may have given the right back.
-            self.look_for_news(self.peer(peer)?.0);
-        }
-        let queue = self.peer(peer)?.1.body.lock().send_queue;
+        let (index, slot) = self.peer(peer)?;
+        let queue = slot.body.lock().send_queue;
         let mut tries = 0;
         loop {
             // Who polls nothing shall find the queue full in the end.
             if self.queues.at(queue).keeps_many() {
                 return Ok(Bound::NoRoom);
+            }
+            if old.is_some() {
+                // The client may have given the right back.
+                self.look_for_news(index);
             }
             match self.bind_once(peer, old, &span, ask) {
                 Err(Status::PoolEmpty) => self.grow(facts.domain, 1)?,
