@@ -273,9 +273,10 @@ enum mwctl_kill
   : int32_t
 #endif // __cplusplus
  {
-  // Move it to ERR and deallocate, provided that its CQ was found empty by a poll that began a
-  // millisecond or more behind the post. The library polls at the deadline itself where it may; who
-  // else must is said at mwctl_cq_empty and owner_thread. Without such a look: reported as open.
+  // Move it to ERR and deallocate, provided that its CQ was found empty by a poll that began in the
+  // second half of the time from the post to the deadline, and a millisecond or more behind the post.
+  // The library polls at the deadline itself where it may; who else must is said at mwctl_cq_empty and
+  // owner_thread. Without such a look: reported as open.
   MWCTL_KILL_ALLOWED = 0,
   // Never touch it: report the grant as still open instead.
   MWCTL_KILL_NEVER = 1,
@@ -1105,11 +1106,12 @@ mwctl_status mwctl_cq_gone(struct mwctl_context *ctx, struct ibv_cq *cq);
 
 // For an application that polls by itself: its last poll found the queue empty. Call it whenever a
 // poll does, before the next tick. By it the deadline of a revocation tells a lost completion from one
-// that nobody has polled: it takes two such calls that come a millisecond or more behind the post (the
-// poll before the first may have begun earlier). Without them, and without some four times as many
-// completions offered since as the queue holds, no queue pair is moved to ERR, and the grant is reported
-// as OPEN. For a loop that sleeps mwctl_next_timeout and the event fd come 4 and 2 ms before a deadline,
-// so that it looks in time. UNKNOWN_QUEUE if no attached peer uses the queue.
+// that nobody has polled: it takes two such calls in the second half of the time from the post to the
+// deadline, and a millisecond or more behind the post (the poll before the first may have begun
+// earlier). Without them, and without some four times as many completions offered in that time as the
+// queue holds, no queue pair is moved to ERR, and the grant is reported as OPEN. For a loop that sleeps
+// mwctl_next_timeout and the event fd come 4 and 2 ms before a deadline, so that it looks in time.
+// UNKNOWN_QUEUE if no attached peer uses the queue.
 // Never waits.
 mwctl_status mwctl_cq_empty(struct mwctl_context *ctx,
                             struct ibv_cq *cq);

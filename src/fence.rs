@@ -15,7 +15,8 @@ use crate::status::{Proof, Status};
 use crate::time::now_ns;
 use crate::window::{NONE, OpId, State, Waiter};
 
-/// So long a request is given before it is missed: a look at its CQ just behind the post says nothing.
+/// So long at least a request is given before it is missed: a look at its CQ just behind the post says
+/// nothing.
 const LEAST_NS: u64 = 1_000_000;
 
 /// A window in line for deallocation.
@@ -239,14 +240,14 @@ impl Context {
 
     /// Climbs the ladder for each item that is open, but for the kernel calls.
     fn expire_items(&self, index: u32) {
-        let (items, generation, kill, queues) = {
+        let (items, generation, kill, queues, deadline) = {
             let body = self.ops.at(index).body.lock();
             if body.phase != Phase::Active || body.deadline > now_ns() {
                 return;
             }
             let open = body.items.iter().enumerate().filter(|(_, item)| !item.done);
             let items: Vec<_> = open.map(|(at, item)| (at as u32, item.window, item.generation)).collect();
-            (items, body.generation(), body.kill, body.queues.clone())
+            (items, body.generation(), body.kill, body.queues.clone(), body.deadline)
         };
         // What has completed by now is no reason for anything. Nothing is posted behind it: that could not
         // complete in time, and would cost the QP.
@@ -255,11 +256,11 @@ impl Context {
         }
         let op = OpId { index, generation };
         for (item, window, generation) in items {
-            self.expire_item(Waiter { op, item }, window, generation, kill);
+            self.expire_item(Waiter { op, item }, window, generation, kill, deadline);
         }
     }
 
-    fn expire_item(&self, waiter: Waiter, window_index: u32, generation: u32, kill: Kill) {
+    fn expire_item(&self, waiter: Waiter, window_index: u32, generation: u32, kill: Kill, deadline: u64) {
         if window_index == NONE {
             // The second half of a transfer, whose turn did not come in time.
             let follows = self.op(waiter.op).end_unplaced(waiter.op.generation, waiter.item);
@@ -280,7 +281,7 @@ impl Context {
             return;
         }
         if window.bind_waiter() == Some(waiter) {
-            self.expire_bind(index, &mut body, window_index);
+            self.expire_bind(index, &mut body, window_index, deadline);
             return;
         }
         if self.waiter_of(window_index, waiter.op) != Some(waiter) {
@@ -295,7 +296,7 @@ impl Context {
         }
         let under_way = window.posted.load(Ordering::Relaxed) > 0;
         let in_hand = window.prepared.load(Ordering::Relaxed);
-        let overdue = self.is_overdue(&body, window_index);
+        let overdue = self.is_overdue(&body, window_index, deadline);
         match window.state() {
             State::Deallocating => {}
             State::Binding if !under_way && !in_hand => {
@@ -331,13 +332,13 @@ impl Context {
         }
     }
 
-    fn expire_bind(&self, index: u32, body: &mut PeerBody, window_index: u32) {
+    fn expire_bind(&self, index: u32, body: &mut PeerBody, window_index: u32, deadline: u64) {
         let window = self.windows.at(window_index);
         if window.posted.load(Ordering::Relaxed) == 0 {
             self.never_bound(index, body, window_index, Outcome::failed(0, Status::TimedOut));
             return;
         }
-        body.stuck |= self.is_overdue(body, window_index);
+        body.stuck |= self.is_overdue(body, window_index, deadline);
         if let Some(waiter) = window.take_bind_waiter() {
             let grant = self.make_id(id::Kind::Grant, window_index, window.right().generation);
             self.end_item(waiter, Outcome::failed(grant, Status::TimedOut));
@@ -345,17 +346,21 @@ impl Context {
     }
 
     /// Whether a request for the window is outstanding although all completions that were there when it
-    /// had had its time have been looked at.
-    fn is_overdue(&self, body: &PeerBody, window: u32) -> bool {
+    /// had had its time have been looked at. That is half of what there was until the deadline: it may
+    /// have completed since an earlier look.
+    fn is_overdue(&self, body: &PeerBody, window: u32, deadline: u64) -> bool {
         let queue = self.queues.at(body.send_queue);
-        let least = if broken("patience") { 0 } else { LEAST_NS };
+        let time = |posted_at: u64| match broken("patience") {
+            true => 0,
+            false => LEAST_NS.max(deadline.saturating_sub(posted_at) / 2),
+        };
         body.outstanding.iter().any(|slot| {
             let state = self.chains.at(*slot).body.lock();
             let carries = state.works.iter().any(|work| work.window == window);
             // One that asked for no completion can't be missed, but one that may not have been posted is
             // cleared up by nothing else.
             let due = state.asked > 0 || state.unclear;
-            carries && due && queue.was_cleared_since(state.posted_at + least)
+            carries && due && queue.was_cleared_since(state.posted_at + time(state.posted_at))
         })
     }
 

@@ -109,11 +109,12 @@ pub unsafe extern "C" fn mwctl_cq_gone(ctx: *mut mwctl_context, cq: *mut verbs::
 
 /// For an application that polls by itself: its last poll found the queue empty. Call it whenever a
 /// poll does, before the next tick. By it the deadline of a revocation tells a lost completion from one
-/// that nobody has polled: it takes two such calls that come a millisecond or more behind the post (the
-/// poll before the first may have begun earlier). Without them, and without some four times as many
-/// completions offered since as the queue holds, no queue pair is moved to ERR, and the grant is reported
-/// as OPEN. For a loop that sleeps mwctl_next_timeout and the event fd come 4 and 2 ms before a deadline,
-/// so that it looks in time. UNKNOWN_QUEUE if no attached peer uses the queue.
+/// that nobody has polled: it takes two such calls in the second half of the time from the post to the
+/// deadline, and a millisecond or more behind the post (the poll before the first may have begun
+/// earlier). Without them, and without some four times as many completions offered in that time as the
+/// queue holds, no queue pair is moved to ERR, and the grant is reported as OPEN. For a loop that sleeps
+/// mwctl_next_timeout and the event fd come 4 and 2 ms before a deadline, so that it looks in time.
+/// UNKNOWN_QUEUE if no attached peer uses the queue.
 /// Never waits.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mwctl_cq_empty(ctx: *mut mwctl_context, cq: *mut verbs::ibv_cq) -> Status {

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * When a completion counts as missing. A LOCAL_INV has its time, a millisecond; only a look into its CQ
- * that began later says that it is stuck, and costs the queue pair at the deadline. Where the library
- * may not look itself, the application's threads are woken in time to do so.
+ * When a completion counts as missing. A LOCAL_INV has its time, half of what there is until the deadline
+ * and a millisecond at least; only a look into its CQ that began later says that it is stuck, and costs the
+ * queue pair at the deadline. Where the library may not look itself, the application's threads are woken
+ * in time to do so.
  */
 #include "trouble.h"
 
@@ -204,14 +205,30 @@ static void looked_in_time(enum mwctl_polling polling)
 {
 	begin(polling, true);
 	look();
-	pass(MS);
+	pass(TIMEOUT / 2);
 	look();
 	look();
 	HOUSE_OK(mwctl_service_start(house.ctx));
-	pass(TIMEOUT - MS);
+	pass(TIMEOUT / 2);
 	await_end();
 	HOUSE_OK(mwctl_service_stop(house.ctx));
 	ends_fenced();
+	end();
+}
+
+/* It was looked for in time, and was under way still; then it completed, and nobody has looked since. */
+static void looked_long_ago(enum mwctl_polling polling)
+{
+	begin(polling, true);
+	pass(2 * MS);
+	for (int i = 0; i < 4; i++)
+		look();
+	unblock();
+	HOUSE_OK(mwctl_service_start(house.ctx));
+	pass(TIMEOUT - 2 * MS);
+	await_end();
+	HOUSE_OK(mwctl_service_stop(house.ctx));
+	ends_late();
 	end();
 }
 
@@ -252,7 +269,7 @@ static void offers(void)
 	begin(MWCTL_POLLING_YOURS, false);
 	offered(0, false);
 	begin(MWCTL_POLLING_YOURS, false);
-	pass(2 * MS);
+	pass(TIMEOUT / 2);
 	/* The first turn ends here and begins another, which ends behind it. */
 	offered(MS, true);
 }
@@ -313,6 +330,9 @@ int main(void)
 	looked_in_time(MWCTL_POLLING_OURS);
 	looked_in_time(MWCTL_POLLING_YOURS);
 	house_ok("a look when the request has had its time tells that it is stuck");
+	looked_long_ago(MWCTL_POLLING_OURS);
+	looked_long_ago(MWCTL_POLLING_YOURS);
+	house_ok("one long before the deadline does not");
 	offers();
 	house_ok("so do completions, when more were offered than the queue can have held");
 	sleeping_loop(false);
