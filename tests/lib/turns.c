@@ -101,6 +101,38 @@ static void room_for_another(struct ibv_comp_channel *channel, struct ibv_cq *cq
 	sleep_until_called(channel, cq);
 }
 
+/* What a look for room keeps for the application comes behind what its poll has brought already. */
+static void in_order(struct ibv_cq *cq)
+{
+	struct house_client *it = &house.client[0];
+	struct ibv_send_wr send = {.opcode = IBV_WR_SEND, .send_flags = IBV_SEND_SIGNALED};
+	double limit = rc_now() + RC_DEADLINE_S;
+	uint64_t kept = house_stats(&house).completions_kept;
+	struct ibv_wc wc;
+
+	heard[0] = (struct heard){0};
+	for (int i = 0; i < 2 * BUDGET; i++)
+		ids[0][i] = house_grant(&house, 0, 4096 + (uint64_t)i * 64, 64, HOUSE_WRITE).grant;
+	HOUSE_OK(mwctl_revoke_start(house.ctx, ids[0], 2 * BUDGET, 0, MWCTL_KILL_NEVER, heard_done, &heard[0]));
+	for (uint64_t i = 0; i < 4; i++) {
+		rc_post_recv(&it->pair.client, &it->local, i);
+		send.wr_id = 100 + i;
+		rc_post(it->pair.server.qp, &send);
+	}
+	/* All have completed when the poll begins. */
+	for (uint64_t i = 0; i < 4; i++)
+		RC_CHECK_STATUS(IBV_WC_SUCCESS, rc_wait(it->pair.client.cq).status);
+	for (uint64_t i = 0; i < 4; i++) {
+		while (!mwctl_poll_cq(house.ctx, cq, 1, &wc))
+			RC_CHECK(rc_now() < limit);
+		RC_CHECK_EQ(100 + i, wc.wr_id);
+	}
+	if (mwctl_sim_present())
+		RC_CHECK_EQ(kept + 3, house_stats(&house).completions_kept);
+	heard_await(&house, &heard[0]);
+	HOUSE_OK(heard[0].status);
+}
+
 int main(void)
 {
 	struct house_options options = {.clients = CLIENTS, .peer.budget = BUDGET};
@@ -148,6 +180,8 @@ int main(void)
 
 	room_for_another(channel, cq);
 	house_ok("and for room that a look finds by the way");
+	in_order(cq);
+	house_ok("what such a look keeps for the application comes in order");
 
 	for (int c = 0; c < CLIENTS; c++)
 		house_leave(&house, c);
