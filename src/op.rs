@@ -328,8 +328,11 @@ impl OpBody {
     /// When something is to be done for it next: twice, shortly before the deadline, a look by whoever
     /// may; then what the deadline brings.
     pub fn next_due(&self, now: u64) -> u64 {
+        if !self.looks || self.deadline == u64::MAX {
+            return self.deadline;
+        }
         let looks = [LOOK_NS, LOOK_NS / 2].map(|ahead| self.deadline.saturating_sub(ahead));
-        looks.into_iter().find(|look| self.looks && now < *look).unwrap_or(self.deadline)
+        looks.into_iter().find(|look| now < *look).unwrap_or(self.deadline)
     }
 
     /// Takes the outcomes that are told.

@@ -111,7 +111,7 @@ static mwctl_result granted(int client, uint64_t offset)
 	return done.results[0];
 }
 
-static void begin(enum mwctl_polling polling, bool owner)
+static void begin_within(enum mwctl_polling polling, bool owner, uint64_t timeout_us)
 {
 	struct house_options options = {.rc.cqe = QUEUE,
 					.peer = {.polling = polling,
@@ -123,7 +123,12 @@ static void begin(enum mwctl_polling polling, bool owner)
 	other = granted(OTHER, 2 * AT);
 	trouble_block(&house, CLIENT);
 	hold();
-	HOUSE_OK(mwctl_revoke_start(house.ctx, &held.grant, 1, TIMEOUT_US, MWCTL_KILL_ALLOWED, heard_done, &heard));
+	HOUSE_OK(mwctl_revoke_start(house.ctx, &held.grant, 1, timeout_us, MWCTL_KILL_ALLOWED, heard_done, &heard));
+}
+
+static void begin(enum mwctl_polling polling, bool owner)
+{
+	begin_within(polling, owner, TIMEOUT_US);
 }
 
 /* What stood in front goes; then the LOCAL_INV completes, with nobody to see it. */
@@ -322,6 +327,23 @@ static void sleeping_owner(void)
 	end();
 }
 
+/* Without a deadline there is none to look before. */
+static void endless(void)
+{
+	begin_within(MWCTL_POLLING_YOURS, false, UINT64_MAX);
+	/* The grants' own deadlines go by. */
+	pass(60000 * MS);
+	HOUSE_OK(mwctl_tick(house.ctx));
+	RC_CHECK_EQ(-1, mwctl_next_timeout(house.ctx));
+	unblock();
+	while (!heard.calls) {
+		collect(CLIENT);
+		HOUSE_OK(mwctl_tick(house.ctx));
+	}
+	HOUSE_OK(heard.status);
+	end();
+}
+
 int main(void)
 {
 	looked_too_soon(MWCTL_POLLING_OURS);
@@ -340,5 +362,7 @@ int main(void)
 	house_ok("a loop that sleeps until there is something to do is woken in time to look");
 	sleeping_owner();
 	house_ok("and so is the owner of a queue, by the service thread");
+	endless();
+	house_ok("a revocation without a deadline plans nothing");
 	return 0;
 }
