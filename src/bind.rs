@@ -81,7 +81,7 @@ impl Context {
             facts.check_bind(&span)?;
         }
         // Windows of a queue pair that died wait for somebody to deallocate them.
-        self.run_fences();
+        while self.run_fence() {}
         let (index, slot) = self.peer(peer)?;
         let queue = slot.body.lock().send_queue;
         let mut tries = 0;

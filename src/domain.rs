@@ -259,11 +259,11 @@ impl Context {
             };
             let Some(mut ready) = wanted else { continue };
             let reserve = self.domains.at(index).body.lock().options.reserve.max(1) as usize;
-            while most > 0 && ready <= reserve && self.refill(index, ready).is_ok() {
+            while most > 0 && ready <= reserve && !self.is_due() && self.refill(index, ready).is_ok() {
                 most -= 1;
                 ready += 1;
             }
-            if most == 0 {
+            if most == 0 || self.is_due() {
                 self.domains.at(index).body.lock().wants_refill = true;
                 self.raise();
                 return;

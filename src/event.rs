@@ -171,7 +171,7 @@ impl Context {
         let deadline = op.body.lock().deadline;
         let mut idle = 0u32;
         while !op.is_done() {
-            let mut progress = self.run_fences();
+            let mut progress = self.run_fence();
             self.run_transfers(true);
             // They may become more while it waits.
             let mut queues = 0;
@@ -188,8 +188,7 @@ impl Context {
                 std::thread::yield_now();
                 continue;
             }
-            let next = self.next_deadline.load(Ordering::Acquire);
-            if now_or_never(next) {
+            if self.is_due() {
                 self.expire_all();
                 self.run_callbacks();
                 continue;
@@ -226,7 +225,7 @@ impl Context {
 
     /// What follows after completions were taken, with no lock held.
     pub fn after_completions(&self) {
-        if now_or_never(self.next_deadline.load(Ordering::Acquire)) {
+        if self.is_due() {
             self.expire_all();
         }
         self.run_pumps();
@@ -291,7 +290,7 @@ impl Context {
 
     fn do_due(&self) {
         self.run_fences();
-        if now_or_never(self.next_deadline.load(Ordering::Acquire)) {
+        if self.is_due() {
             self.expire_all();
         }
         self.run_pumps();
@@ -325,6 +324,12 @@ impl Context {
         self.next_deadline.load(Ordering::Relaxed) != u64::MAX
     }
 
+    /// Whether a deadline has passed, or a look before one is due.
+    pub fn is_due(&self) -> bool {
+        let next = self.next_deadline.load(Ordering::Acquire);
+        next != u64::MAX && now_ns() >= next
+    }
+
     /// Nanoseconds until `tick` has something to do; `None`: nothing is planned.
     pub fn next_timeout(&self) -> Option<u64> {
         if self.signal.raised.load(Ordering::Acquire) {
@@ -333,8 +338,4 @@ impl Context {
         let next = self.next_due();
         (next != u64::MAX).then(|| next.saturating_sub(now_ns()))
     }
-}
-
-fn now_or_never(deadline: u64) -> bool {
-    deadline != u64::MAX && now_ns() >= deadline
 }

@@ -19,6 +19,9 @@ use crate::window::{NONE, OpId, State, Waiter};
 /// nothing.
 const LEAST_NS: u64 = 1_000_000;
 
+/// So long a thread deallocates before it looks at the deadlines again.
+const PIECE_NS: u64 = 2_000_000;
+
 /// A window in line for deallocation.
 #[derive(Clone, Copy)]
 pub struct Fence {
@@ -66,15 +69,27 @@ impl Context {
         }
     }
 
-    /// Deallocates what is in line, and says whether there was anything. Kernel calls; no lock may be
-    /// held.
-    pub fn run_fences(&self) -> bool {
-        let mut any = false;
-        while let Some(index) = { self.to_fence.lock().pop_front() } {
-            self.fence_peer(index);
-            any = true;
+    /// Deallocates what is in line, and keeps the deadlines of others meanwhile: it may be much. Kernel
+    /// calls; no lock may be held, for it calls back.
+    pub fn run_fences(&self) {
+        while self.run_fence() {
+            self.keep_deadlines();
         }
-        any
+    }
+
+    fn keep_deadlines(&self) {
+        if self.is_due() {
+            self.expire_due();
+            self.run_callbacks();
+        }
+    }
+
+    /// Deallocates for so long as a deadline can wait, and says whether there was anything. Kernel calls;
+    /// no lock may be held.
+    pub fn run_fence(&self) -> bool {
+        let Some(index) = ({ self.to_fence.lock().pop_front() }) else { return false };
+        self.fence_peer(index);
+        true
     }
 
     fn fence_peer(&self, index: u32) {
@@ -94,7 +109,11 @@ impl Context {
             Some(qp) => self.fence_qp(qp, must_stop),
         };
         let mut outcomes: Vec<(u32, std::result::Result<(), Errno>)> = Vec::with_capacity(batch.len());
+        let until = now_ns() + PIECE_NS;
         for Fence { window, under_way, .. } in &batch {
+            if !outcomes.is_empty() && now_ns() >= until {
+                break;
+            }
             let result = if *under_way && fenced == Fenced::No {
                 Err(Errno(libc::EBUSY))
             } else if self.windows.at(*window).mw.load(Ordering::Acquire).is_null() {
@@ -113,6 +132,7 @@ impl Context {
         }
         let proof = if fenced == Fenced::InErr { Proof::QpFenced } else { Proof::Deallocated };
         let mut body = peer.body.lock();
+        body.fence.splice(0..0, batch[outcomes.len()..].iter().copied());
         for (window, result) in outcomes {
             match result {
                 Ok(()) if trusted => {
@@ -197,6 +217,13 @@ impl Context {
 
     /// Ends the operations whose deadline has passed.
     pub fn expire_all(&self) {
+        self.expire_due();
+        // Last: what needs no kernel call waits for none.
+        self.run_fences();
+    }
+
+    /// The same, but for the deallocations that follow.
+    fn expire_due(&self) {
         let now = now_ns();
         let mut due = Vec::new();
         let mut look = false;
@@ -222,8 +249,6 @@ impl Context {
         for index in due {
             self.expire_items(index);
         }
-        // Last: what needs no kernel call waits for none.
-        self.run_fences();
     }
 
     /// The earliest deadline of an operation under way, for whoever sleeps until then.
@@ -232,10 +257,16 @@ impl Context {
         self.next_deadline.load(Ordering::Acquire)
     }
 
-    /// Ends what an operation has left open.
+    /// Ends what an operation has left open; its own clients' windows come first.
     pub fn expire(&self, index: u32) {
         self.expire_items(index);
-        self.run_fences();
+        let mut at = 0;
+        while let Some(peer) = self.ops.at(index).peer(at) {
+            self.fence_peer(peer);
+            self.keep_deadlines();
+            at += 1;
+        }
+        self.run_fence();
     }
 
     /// Climbs the ladder for each item that is open, but for the kernel calls.

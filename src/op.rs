@@ -197,6 +197,11 @@ impl Op {
         self.body.lock().queues.get(at).copied()
     }
 
+    /// One of the peers that had work for it.
+    pub fn peer(&self, at: usize) -> Option<u32> {
+        self.body.lock().peers.get(at).copied()
+    }
+
     /// Lets go of one hold. `None` if it was the last: the operation is done now. Else when something
     /// is to be done for it.
     pub fn release(&self) -> Option<u64> {

@@ -1,0 +1,96 @@
+/* SPDX-License-Identifier: MIT OR Apache-2.0 */
+/*
+ * What must not suffer from another's trouble: a deadline while somebody else's windows are deallocated
+ * by slow kernel calls, and a queue pair that is well, or that may not be touched.
+ */
+#include "trouble.h"
+
+#include <errno.h>
+#include <string.h>
+
+#define MANY 400
+#define SLOW_NS 200000
+#define AT 4096ul
+
+static struct house house;
+
+static struct ibv_qp *qp(int client)
+{
+	return house.client[client].pair.server.qp;
+}
+
+static void slow_kernel(uint32_t ns)
+{
+	struct mwctl_sim_model model;
+
+	RC_CHECK_EQ(0, mwctl_sim_model_get(&model, sizeof(model)));
+	model.kernel_call_ns = ns;
+	RC_CHECK_EQ(0, mwctl_sim_model_set(&model, sizeof(model)));
+}
+
+/* 400 windows to deallocate take 80 ms; the deadline of another client's revocation is in the midst. The
+ * service thread keeps it, or a loop that ticks, or a waiting call of its own. */
+static void deadline_beside_deallocations(bool service, bool waits)
+{
+	struct house_options options = {.domain.reserve = MANY + 8};
+	static mwctl_request asked[MANY];
+	static mwctl_result held[MANY];
+	static uint64_t ids[MANY];
+	struct heard many = {0}, one = {0};
+	mwctl_result stuck, out;
+	double begun, limit;
+
+	house_open(&house, &options);
+	for (unsigned long i = 0; i < MANY; i++)
+		asked[i] = house_ask(&house, 0, AT * i, AT, HOUSE_WRITE);
+	HOUSE_OK(mwctl_grant_batch(house.ctx, asked, MANY, 0, held));
+	for (int i = 0; i < MANY; i++)
+		ids[i] = held[i].grant;
+	stuck = house_grant(&house, 1, AT * MANY, AT, HOUSE_WRITE);
+	trouble_block(&house, 1);
+	HOUSE_OK(mwctl_peer_stuck(house.ctx, house.client[0].peer));
+	if (service)
+		HOUSE_OK(mwctl_service_start(house.ctx));
+	slow_kernel(SLOW_NS);
+	begun = rc_now();
+	if (!waits)
+		HOUSE_OK(mwctl_revoke_start(house.ctx, &stuck.grant, 1, 10000, MWCTL_KILL_NEVER, heard_done, &one));
+	HOUSE_OK(mwctl_revoke_start(house.ctx, ids, MANY, 2000000, MWCTL_KILL_NEVER, heard_done, &many));
+	if (waits) {
+		HOUSE_STATUS(MWCTL_STATUS_OPEN, mwctl_revoke_batch(house.ctx, &stuck.grant, 1, 10000, MWCTL_KILL_NEVER, &out));
+		one.at = rc_now();
+	}
+	for (limit = begun + RC_DEADLINE_S; !atomic_load(&many.calls) || (!waits && !atomic_load(&one.calls));) {
+		RC_CHECK(rc_now() < limit);
+		if (service)
+			rc_pause(1);
+		else
+			HOUSE_OK(mwctl_tick(house.ctx));
+	}
+	HOUSE_OK(mwctl_service_stop(house.ctx));
+	slow_kernel(0);
+	if (!waits)
+		RC_CHECK_EQ(MWCTL_STATUS_OPEN, one.status);
+	RC_CHECK_EQ(MWCTL_STATUS_OK, many.status);
+	RC_CHECK_EQ(MWCTL_PROOF_DEALLOCATED, many.results[0].proof);
+	/* The many were not over, and the one did not wait for them. */
+	RC_CHECK(many.at - begun > 0.060);
+	RC_CHECK(one.at - begun < 0.030);
+	trouble_unblock(&house, 1);
+	trouble_await_end(&house, stuck.grant);
+	RC_CHECK_STATE(IBV_QPS_RTS, qp(0));
+	RC_CHECK_STATE(IBV_QPS_RTS, qp(1));
+	HOUSE_WRITE_FAILS(&house, 0, 0, held[0].rkey, 0x11);
+	house_close(&house);
+}
+
+int main(void)
+{
+	if (!mwctl_sim_present())
+		rc_skip("orders faults, and slow kernel calls");
+	deadline_beside_deallocations(true, false);
+	deadline_beside_deallocations(false, false);
+	deadline_beside_deallocations(false, true);
+	house_ok("a deadline does not wait for another client's deallocations");
+	return 0;
+}
