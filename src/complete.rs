@@ -177,8 +177,9 @@ impl Context {
             match work.kind {
                 Kind::Bind => {
                     self.bound(work.window);
-                    if self.windows.at(work.window).revoke_waiter().is_some() {
-                        // It could not begin before.
+                    let revoked = self.windows.at(work.window).revoke_waiter().is_some();
+                    if revoked || self.is_hidden(work.window) {
+                        // It could not begin before, or its LOCAL_INV was refused.
                         self.start_revoke(index, body, work.window);
                     }
                 }
@@ -310,7 +311,7 @@ impl Context {
             body.life = life;
         }
         self.lose_outstanding(index, body);
-        self.drop_pending(index, body, Status::PeerDead, 0);
+        self.drop_pending(index, body, Outcome::failed(0, Status::PeerDead));
         if news && life == Life::Dead {
             let qp_num = self.peers.at(index).qp_num.load(Ordering::Acquire);
             self.event(Event { kind: EventKind::PeerDead, qp_num, peer: self.peer_id(index), grant: 0 });

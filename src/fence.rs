@@ -328,6 +328,11 @@ impl Context {
         let under_way = window.posted.load(Ordering::Relaxed) > 0;
         let in_hand = window.prepared.load(Ordering::Relaxed);
         let overdue = self.is_overdue(&body, window_index, deadline);
+        // Its LOCAL_INV was refused, and no completion of its bind will bring another.
+        let stranded = window.state() == State::Binding
+            && under_way
+            && !window.invalidate.load(Ordering::Relaxed)
+            && !self.asks_for(&body, window_index);
         match window.state() {
             State::Deallocating => {}
             State::Binding if !under_way && !in_hand => {
@@ -336,7 +341,7 @@ impl Context {
             State::Revoking if !under_way => {
                 self.to_deallocate(index, &mut body, window_index, false);
             }
-            _ if !in_hand && (kill == Kill::Always || (kill == Kill::IfPolled && overdue)) => {
+            _ if !in_hand && (kill == Kill::Always || (kill == Kill::IfPolled && (overdue || stranded))) => {
                 if body.life != Life::Gone {
                     body.life = Life::Dead;
                 }
@@ -387,11 +392,19 @@ impl Context {
         };
         body.outstanding.iter().any(|slot| {
             let state = self.chains.at(*slot).body.lock();
-            let carries = state.works.iter().any(|work| work.window == window);
             // One that asked for no completion can't be missed, but one that may not have been posted is
             // cleared up by nothing else.
+            let carries = state.works.iter().any(|work| work.window == window);
             let due = state.asked > 0 || state.unclear;
             carries && due && queue.was_cleared_since(state.posted_at + time(state.posted_at))
+        })
+    }
+
+    /// Whether a completion will tell of a request for the window.
+    fn asks_for(&self, body: &PeerBody, window: u32) -> bool {
+        body.outstanding.iter().any(|slot| {
+            let state = self.chains.at(*slot).body.lock();
+            (state.asked > 0 || state.unclear) && state.works.iter().any(|work| work.window == window)
         })
     }
 

@@ -251,17 +251,28 @@ impl Context {
     /// The provider refuses the request that is first in line now: that one ends, and the others go
     /// on if the QP does. True if more may be posted.
     fn refused(&self, index: u32, body: &mut PeerBody, qp: Qp, error: Errno) -> bool {
-        if !matches!(qp.query(), Ok(facts) if facts.state == verbs::IBV_QPS_RTS) {
+        let state = qp.query().map(|facts| facts.state);
+        let outcome = Outcome { error: error.0, ..Outcome::failed(0, Status::PostFailed) };
+        if state == Ok(verbs::IBV_QPS_ERR) {
             body.suspect = true;
-            self.drop_pending(index, body, Status::PostFailed, error.0);
+            self.drop_pending(index, body, outcome);
             return false;
         }
-        if let Some(work) = body.pending.pop_front() {
-            let may_move = work.kind == Kind::Invalidate && self.may_move(work.window);
-            let outcome = Outcome { error: error.0, ..Outcome::failed(0, Status::PostFailed) };
-            self.drop_work(index, body, work, outcome, may_move);
+        let good = state == Ok(verbs::IBV_QPS_RTS);
+        body.suspect |= !good;
+        while let Some(work) = body.pending.pop_front() {
+            let window = self.windows.at(work.window);
+            if work.kind == Kind::Bind || window.posted.load(Ordering::Relaxed) == 0 {
+                self.drop_work(index, body, work, outcome);
+            } else if self.concerns(work) {
+                // Its bind is out: that one's completion tries again, or the deadline comes.
+                window.invalidate.store(false, Ordering::Relaxed);
+            }
+            if good {
+                break;
+            }
         }
-        true
+        good
     }
 
     fn put_back(&self, body: &mut PeerBody, works: &[Work]) {
@@ -314,21 +325,20 @@ impl Context {
     }
 
     /// What waits and can't be posted: binds fail, invalidates become deallocations.
-    pub fn drop_pending(&self, index: u32, body: &mut PeerBody, status: Status, error: i32) {
+    pub fn drop_pending(&self, index: u32, body: &mut PeerBody, outcome: Outcome) {
         while let Some(work) = body.pending.pop_front() {
-            let outcome = Outcome { error, ..Outcome::failed(0, status) };
-            self.drop_work(index, body, work, outcome, true);
+            self.drop_work(index, body, work, outcome);
         }
     }
 
-    fn drop_work(&self, index: u32, body: &mut PeerBody, work: Work, outcome: Outcome, may_move: bool) {
+    fn drop_work(&self, index: u32, body: &mut PeerBody, work: Work, outcome: Outcome) {
         let state = self.windows.at(work.window).state();
         if !self.concerns(work) || state == State::Deallocating {
             return;
         }
         match work.kind {
             Kind::Bind => self.never_bound(index, body, work.window, outcome),
-            Kind::Invalidate => self.to_deallocate(index, body, work.window, may_move),
+            Kind::Invalidate => self.to_deallocate(index, body, work.window, true),
         }
     }
 

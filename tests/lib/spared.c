@@ -84,6 +84,42 @@ static void deadline_beside_deallocations(bool service, bool waits)
 	house_close(&house);
 }
 
+/* The LOCAL_INV of a right whose bind is still under way is refused once: it goes out again when the bind
+ * has completed. Before the deadline that is no reason to end the queue pair. */
+static void refused_behind_a_bind(int32_t kill, bool asks_in_vain)
+{
+	struct heard grant = {0}, revoke = {0};
+	mwctl_result other;
+	mwctl_request ask;
+	uint64_t id;
+	size_t n;
+
+	house_open(&house, NULL);
+	other = house_grant(&house, 0, 2 * AT, AT, HOUSE_WRITE);
+	trouble_block(&house, 0);
+	ask = house_ask(&house, 0, 0, AT, HOUSE_WRITE);
+	HOUSE_OK(mwctl_grant_start(house.ctx, &ask, 1, 0, heard_done, &grant));
+	HOUSE_OK(mwctl_range_grants(house.ctx, house.region, ask.addr, ask.length, &id, 1, &n));
+	RC_CHECK_EQ(1, n);
+	trouble_order(MWCTL_SIM_FAIL_POST, qp(0), 1, EINVAL);
+	if (asks_in_vain)
+		trouble_order(MWCTL_SIM_FAIL_QUERY_QP, qp(0), 1, EIO);
+	HOUSE_OK(mwctl_revoke_start(house.ctx, &id, 1, 5000000, kill, heard_done, &revoke));
+	HOUSE_OK(mwctl_tick(house.ctx));
+	RC_CHECK_STATE(IBV_QPS_RTS, qp(0));
+	trouble_unblock(&house, 0);
+	if (!revoke.calls)
+		heard_await(&house, &revoke);
+	HOUSE_OK(revoke.status);
+	RC_CHECK_EQ(1, grant.calls);
+	RC_CHECK_EQ(MWCTL_PROOF_INVALIDATED, revoke.results[0].proof);
+	RC_CHECK_STATE(IBV_QPS_RTS, qp(0));
+	RC_CHECK_EQ(0, house_stats(&house).peers_killed);
+	HOUSE_WRITE_LANDS(&house, 0, 2 * AT, other.rkey, 0x21);
+	mwctl_sim_faults_clear();
+	house_close(&house);
+}
+
 int main(void)
 {
 	if (!mwctl_sim_present())
@@ -92,5 +128,10 @@ int main(void)
 	deadline_beside_deallocations(false, false);
 	deadline_beside_deallocations(false, true);
 	house_ok("a deadline does not wait for another client's deallocations");
+	refused_behind_a_bind(MWCTL_KILL_ALLOWED, false);
+	refused_behind_a_bind(MWCTL_KILL_NEVER, false);
+	refused_behind_a_bind(MWCTL_KILL_ALLOWED, true);
+	refused_behind_a_bind(MWCTL_KILL_NEVER, true);
+	house_ok("a LOCAL_INV that is refused once behind its bind costs no queue pair");
 	return 0;
 }
