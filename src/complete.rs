@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering;
 
-use crate::chain::{Chain, Early, Kind, Stage, WrId};
+use crate::chain::{Chain, Early, Kind, Stage, Work, WrId};
 use crate::context::Context;
 use crate::device::{AsyncEvent, Completion};
 use crate::event::{Event, EventKind};
@@ -80,12 +80,22 @@ impl Context {
             Stage::Idle => return Taken::Theirs,
             Stage::Dropped => {
                 count(&self.counters.late_completions);
-                if state.holds && body.given_up > 0 {
-                    if !success {
-                        body.suspect = true;
-                    } else if last {
-                        state.holds = false;
-                        let back = (state.posted as u32).min(body.given_up);
+                if !state.holds {
+                    return ours;
+                }
+                if !success {
+                    body.suspect |= body.given_up > 0;
+                    return ours;
+                }
+                if last {
+                    state.holds = false;
+                    let works = std::mem::take(&mut state.works);
+                    let back = (state.posted as u32).min(body.given_up);
+                    drop(state);
+                    if body.life == Life::Live {
+                        self.settle_given_up(index, &mut body, &works);
+                    }
+                    if back > 0 {
                         body.given_up -= back;
                         body.used -= back;
                         self.pump_soon(index, &mut body);
@@ -191,6 +201,24 @@ impl Context {
             self.drop_chain(slot);
         } else {
             self.free_chain(slot);
+        }
+    }
+
+    /// All of a chain succeeded that was given up when its queue pair could not be moved to ERR: what
+    /// was reported as open is open no more, or has no request outstanding.
+    fn settle_given_up(&self, index: u32, body: &mut PeerBody, works: &[Work]) {
+        for work in works {
+            let window = self.windows.at(work.window);
+            // One that was deallocated by a device that is not trusted stays for a later revocation.
+            let there = !window.mw.load(Ordering::Acquire).is_null();
+            if !there || !self.concerns(*work) || window.state() != State::Uncertain {
+                continue;
+            }
+            if work.kind == Kind::Invalidate {
+                self.close_window(index, body, work.window, Proof::Invalidated, false);
+            } else {
+                window.posted.fetch_sub(1, Ordering::Relaxed);
+            }
         }
     }
 

@@ -120,6 +120,51 @@ static void refused_behind_a_bind(int32_t kill, bool asks_in_vain)
 	house_close(&house);
 }
 
+/* A queue pair that could not be moved to ERR at the deadline goes on, and so does the LOCAL_INV: once
+ * that has completed nothing is open, and the next revocation has nothing to end a queue pair for. */
+static void moved_in_vain(bool unconfirmed)
+{
+	mwctl_result held = {0}, other, out;
+	struct heard grant = {0};
+	mwctl_grant_info info;
+	mwctl_request ask;
+	double limit;
+	size_t n;
+
+	house_open(&house, NULL);
+	other = house_grant(&house, 0, 2 * AT, AT, HOUSE_WRITE);
+	ask = house_ask(&house, 0, 0, AT, HOUSE_WRITE);
+	if (!unconfirmed)
+		held = house_grant(&house, 0, 0, AT, HOUSE_WRITE);
+	trouble_block(&house, 0);
+	if (unconfirmed) {
+		HOUSE_OK(mwctl_grant_start(house.ctx, &ask, 1, 0, heard_done, &grant));
+		HOUSE_OK(mwctl_range_grants(house.ctx, house.region, ask.addr, ask.length, &held.grant, 1, &n));
+	}
+	trouble_order(MWCTL_SIM_FAIL_MODIFY_QP, qp(0), 1, EIO);
+	HOUSE_STATUS(MWCTL_STATUS_OPEN, mwctl_revoke(house.ctx, held.grant, 20000, &out));
+	RC_CHECK_STATE(IBV_QPS_RTS, qp(0));
+	HOUSE_OK(mwctl_grant_info_get(house.ctx, held.grant, &info, sizeof(info)));
+	RC_CHECK_EQ(1, info.uncertain);
+	trouble_unblock(&house, 0);
+	for (limit = rc_now() + RC_DEADLINE_S;
+	     mwctl_grant_info_get(house.ctx, held.grant, &info, sizeof(info)) == MWCTL_STATUS_OK;) {
+		struct ibv_wc wc;
+
+		RC_CHECK_EQ(0, mwctl_poll_cq(house.ctx, house.client[0].pair.server.cq, 1, &wc));
+		RC_CHECK(rc_now() < limit);
+	}
+	HOUSE_STATUS(MWCTL_STATUS_STALE_ID, mwctl_revoke(house.ctx, held.grant, 20000, &out));
+	RC_CHECK_STATE(IBV_QPS_RTS, qp(0));
+	RC_CHECK_EQ(0, house_stats(&house).peers_killed);
+	RC_CHECK_EQ(0, house_peer(&house, 0).used);
+	held = house_grant(&house, 0, 0, AT, HOUSE_WRITE);
+	HOUSE_WRITE_LANDS(&house, 0, 0, held.rkey, 0x31);
+	HOUSE_WRITE_LANDS(&house, 0, 2 * AT, other.rkey, 0x32);
+	mwctl_sim_faults_clear();
+	house_close(&house);
+}
+
 int main(void)
 {
 	if (!mwctl_sim_present())
@@ -133,5 +178,8 @@ int main(void)
 	refused_behind_a_bind(MWCTL_KILL_ALLOWED, true);
 	refused_behind_a_bind(MWCTL_KILL_NEVER, true);
 	house_ok("a LOCAL_INV that is refused once behind its bind costs no queue pair");
+	moved_in_vain(false);
+	moved_in_vain(true);
+	house_ok("a LOCAL_INV that completes after all ends what was reported open, and the queue pair lives");
 	return 0;
 }
