@@ -318,7 +318,8 @@ impl Context {
         if self.waiter_of(window_index, waiter.op) != Some(waiter) {
             return;
         }
-        if body.suspect {
+        let overdue = self.is_overdue(&body, window_index, deadline);
+        if body.suspect || kill == Kill::Never && overdue && !body.stuck {
             // A queue pair that is in error already needs nobody's leave.
             let _ = self.refresh(index, &mut body);
             if window.right().generation != generation {
@@ -327,7 +328,6 @@ impl Context {
         }
         let under_way = window.posted.load(Ordering::Relaxed) > 0;
         let in_hand = window.prepared.load(Ordering::Relaxed);
-        let overdue = self.is_overdue(&body, window_index, deadline);
         // Its LOCAL_INV was refused, and no completion of its bind will bring another.
         let stranded = window.state() == State::Binding
             && under_way

@@ -276,6 +276,8 @@ impl Context {
             State::Uncertain => {
                 self.to_deallocate(index, body, window_index, self.may_move(window_index));
             }
+            // Its LOCAL_INV was missed before: the queue pair may have died since.
+            State::Invalidating if body.stuck => body.suspect = true,
             _ => {}
         }
     }

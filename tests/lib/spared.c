@@ -165,6 +165,35 @@ static void moved_in_vain(bool unconfirmed)
 	house_close(&house);
 }
 
+/* A queue pair that died without a word, on a device that completes nothing on it: its rights need no
+ * leave to be proved gone. */
+static void dead_without_a_word(void)
+{
+	struct mwctl_sim_model model;
+	mwctl_result held, out;
+
+	RC_CHECK_EQ(0, mwctl_sim_model_get(&model, sizeof(model)));
+	model.profile = MWCTL_SIM_PROFILE_MLX5;
+	RC_CHECK_EQ(0, mwctl_sim_model_set(&model, sizeof(model)));
+	house_open(&house, NULL);
+	held = house_grant(&house, 0, 0, AT, HOUSE_WRITE);
+	trouble_block(&house, 0);
+	HOUSE_STATUS(MWCTL_STATUS_OPEN,
+		     mwctl_revoke_batch(house.ctx, &held.grant, 1, 20000, MWCTL_KILL_NEVER, &out));
+	/* It died only now. */
+	rc_qp_modify(qp(0), IBV_QPS_ERR);
+	HOUSE_OK(mwctl_revoke_batch(house.ctx, &held.grant, 1, 20000, MWCTL_KILL_NEVER, &out));
+	RC_CHECK_EQ(MWCTL_PROOF_QP_FENCED, out.proof);
+	held = house_grant(&house, 1, AT, AT, HOUSE_WRITE);
+	rc_qp_modify(qp(1), IBV_QPS_ERR);
+	HOUSE_OK(mwctl_revoke_batch(house.ctx, &held.grant, 1, 20000, MWCTL_KILL_NEVER, &out));
+	RC_CHECK_EQ(MWCTL_PROOF_QP_FENCED, out.proof);
+	RC_CHECK_EQ(0, house_stats(&house).peers_killed);
+	house_close(&house);
+	model.profile = MWCTL_SIM_PROFILE_STRICT;
+	RC_CHECK_EQ(0, mwctl_sim_model_set(&model, sizeof(model)));
+}
+
 int main(void)
 {
 	if (!mwctl_sim_present())
@@ -181,5 +210,7 @@ int main(void)
 	moved_in_vain(false);
 	moved_in_vain(true);
 	house_ok("a LOCAL_INV that completes after all ends what was reported open, and the queue pair lives");
+	dead_without_a_word();
+	house_ok("the deadline finds a queue pair dead that no completion tells of, with KILL_NEVER as well");
 	return 0;
 }
