@@ -384,10 +384,10 @@ impl Context {
     }
 
     /// Looks for what clients did by themselves, a SEND_WITH_INV above all, before their windows are
-    /// invalidated: only in queues that the application polls through us.
-    pub fn look_at(&self, index: u32) {
+    /// invalidated. Without `must` only in queues that the application has polled through us.
+    pub fn look_at(&self, index: u32, must: bool) {
         let queue = self.queues.at(index);
-        if queue.adopted.load(Ordering::Relaxed) {
+        if must || queue.adopted.load(Ordering::Relaxed) {
             for _ in 0..queue.rounds() {
                 if !self.poll_for_us(index) {
                     break;

@@ -367,7 +367,7 @@ impl Context {
         }
         for _ in 0..due {
             let Some(index) = ({ self.to_pump.lock().pop_front() }) else { return };
-            self.look_at_client(index);
+            self.look_in_line(index);
             let mut body = self.peers.at(index).body.lock();
             if std::mem::take(&mut body.to_pump) {
                 self.pump(index, &mut body);

@@ -175,7 +175,8 @@ impl Context {
     pub fn pump_peers(&self, op: OpId) {
         let peers = std::mem::take(&mut self.op(op).body.lock().peers);
         for index in &peers {
-            self.look_for_news(*index);
+            self.look_in_line(*index);
+            self.run_pumps();
             let mut body = self.peers.at(*index).body.lock();
             self.pump(*index, &mut body);
         }
@@ -184,16 +185,26 @@ impl Context {
 
     /// Whether a client gave a right back is to be known before LOCAL_INVs are posted, or handed out.
     pub fn look_for_news(&self, peer: u32) {
-        self.look_at_client(peer);
+        self.look_at_client(peer, |_| true);
         // Completions may have made room.
         self.run_pumps();
     }
 
-    pub fn look_at_client(&self, peer: u32) {
+    /// The same for what waits in a client's line: only LOCAL_INVs need it.
+    pub fn look_in_line(&self, peer: u32) {
+        self.look_at_client(peer, |body| body.pending.iter().any(|work| work.kind == Kind::Invalidate));
+    }
+
+    fn look_at_client(&self, peer: u32, must: impl FnOnce(&PeerBody) -> bool) {
         let peer = self.peers.at(peer);
-        if peer.body.lock().life != Life::Gone {
-            self.look_at(peer.recv_queue.load(Ordering::Acquire));
-        }
+        let must = {
+            let body = peer.body.lock();
+            if body.life == Life::Gone {
+                return;
+            }
+            must(&body)
+        };
+        self.look_at(peer.recv_queue.load(Ordering::Acquire), must);
     }
 
     /// Adds one grant to a revocation and puts its LOCAL_INV in line; nothing is posted yet.
@@ -307,7 +318,8 @@ impl Context {
     /// Adds all that a peer holds to a revocation.
     pub fn revoke_all_of(&self, op: OpId, peer: u64, leaves: bool) {
         let Ok((index, slot)) = self.peer(peer) else { return };
-        self.look_for_news(index);
+        self.look_at_client(index, |body| body.windows > 0);
+        self.run_pumps();
         let mut body = slot.body.lock();
         if self.peer(peer).is_err() {
             return;

@@ -288,6 +288,50 @@ static void before_room_comes(bool aborted)
 	house_ok("given back, not polled yet, and room comes with %s: no LOCAL_INV", aborted ? "an abort" : "a completion");
 }
 
+/* The program has not polled a single time when it takes back what the client gave back already. */
+static void before_the_first_poll(bool detach, bool apart)
+{
+	struct house_options options = {.clients = 1, .context.on_event = on_event};
+	struct ibv_cq *recv_cq = NULL;
+	mwctl_result held, out;
+	struct ibv_wc wc;
+
+	house_open(&house, &options);
+	if (apart) {
+		recv_cq = ibv_create_cq(house.device.context, 64, NULL, NULL, 0);
+		RC_CHECK(recv_cq);
+		house_leave(&house, 0);
+		house.options.rc.recv_cq = recv_cq;
+		house_join(&house, 0);
+	}
+	rc_memory_open(&inbox, house.pd, 4096, IBV_ACCESS_LOCAL_WRITE);
+	held = house_grant(&house, 0, 0, 4096, HOUSE_WRITE);
+	rc_post_recv(&house.client[0].pair.server, &inbox, 9);
+	RC_CHECK_STATUS(IBV_WC_SUCCESS, rc_send_with_inv(&house.client[0].pair.client, &house.client[0].local, 8,
+							 held.rkey));
+	if (detach) {
+		HOUSE_OK(mwctl_peer_detach(house.ctx, house.client[0].peer, 0));
+	} else {
+		HOUSE_OK(mwctl_revoke(house.ctx, held.grant, 0, &out));
+		RC_CHECK_EQ(MWCTL_PROOF_PEER_INVALIDATED, out.proof);
+	}
+	RC_CHECK_EQ(0, house_stats(&house).invalidates_posted);
+	RC_CHECK_STATE(IBV_QPS_RTS, house.client[0].pair.server.qp);
+	/* Nothing of it is lost. */
+	RC_CHECK_EQ(1, mwctl_poll_cq(house.ctx, apart ? recv_cq : house.client[0].pair.server.cq, 1, &wc));
+	RC_CHECK_EQ(9, wc.wr_id);
+	if (detach) {
+		rc_pair_close(&house.client[0].pair);
+		house.client[0].peer.id = 0;
+	} else {
+		house_leave(&house, 0);
+	}
+	if (apart)
+		RC_CHECK_EQ(0, ibv_destroy_cq(recv_cq));
+	rc_memory_close(&inbox);
+	house_close(&house);
+}
+
 int main(void)
 {
 	struct house_options options = {.clients = 1, .peer.budget = 4, .context.on_event = on_event};
@@ -308,5 +352,10 @@ int main(void)
 	rc_memory_close(&outbox);
 	rc_memory_close(&inbox);
 	house_close(&house);
+	before_the_first_poll(false, false);
+	before_the_first_poll(false, true);
+	before_the_first_poll(true, false);
+	before_the_first_poll(true, true);
+	house_ok("given back before the program's first poll: no LOCAL_INV");
 	return 0;
 }
