@@ -345,8 +345,7 @@ impl Context {
     }
 
     fn begin_detach(&self, peer: u64, timeout_us: u64, callback: Option<Callback>) -> Result<OpId> {
-        let (_, slot) = self.peer(peer)?;
-        {
+        let found = self.peer(peer).and_then(|(_, slot)| {
             let mut body = slot.body.lock();
             self.peer(peer)?;
             self.check_thread(&body)?;
@@ -354,7 +353,13 @@ impl Context {
                 self.check_may_wait(&body)?;
             }
             body.leaving = true;
+            Ok(())
+        });
+        if found == Err(Status::StaleId) {
+            // Another detach may be about to leave the queues: they are untouched from here on, too.
+            drop(self.attaching.lock());
         }
+        found?;
         let op = self.begin_op(timeout_us, Kill::Always, callback)?;
         self.op(op).body.lock().detaches = Some(peer);
         self.revoke_all_of(op, peer, true);
@@ -381,6 +386,7 @@ impl Context {
 
     /// Takes a peer without windows off the books; its late completions will be dropped.
     pub fn peer_forget(&self, peer: u64) -> Result<()> {
+        let _one_at_a_time = self.attaching.lock();
         let (index, slot) = self.peer(peer)?;
         let mut body = slot.body.lock();
         self.peer(peer)?;

@@ -163,11 +163,91 @@ static void while_closing(void (*run)(void), const char *what)
 	house_ok("a domain that is being closed: %s is refused", what);
 }
 
+/* ---- two threads detach one client ---- */
+
+static struct {
+	int (*real)(struct ibv_cq *, int, struct ibv_wc *);
+	struct ibv_cq *_Atomic cq;       /* whose next poll lingers */
+	atomic_bool inside, told;
+	mwctl_move move;
+	mwctl_status transfer, detach;
+} leaving;
+
+static int poll_cq(struct ibv_cq *cq, int n, struct ibv_wc *wc)
+{
+	struct ibv_cq *armed = cq;
+	int got;
+
+	if (!atomic_compare_exchange_strong(&leaving.cq, &armed, NULL))
+		return leaving.real(cq, n, wc);
+	atomic_store(&leaving.inside, true);
+	/* Whoever detaches either hears of the end, or waits for this: a moment tells. */
+	for (double limit = rc_now() + 0.2; !atomic_load(&leaving.told) && rc_now() < limit;)
+		rc_pause(1);
+	got = leaving.real(cq, n, wc);
+	atomic_store(&leaving.inside, false);
+	return got;
+}
+
+static void *transfer(void *nothing)
+{
+	mwctl_result out[2];
+
+	(void)nothing;
+	leaving.transfer = mwctl_transfer(house.ctx, &leaving.move, 1, 0, MWCTL_KILL_NEVER, out);
+	return NULL;
+}
+
+static void *detach_first(void *nothing)
+{
+	(void)nothing;
+	leaving.detach = mwctl_peer_detach(house.ctx, house.client[0].peer, 0);
+	return NULL;
+}
+
+/* The waiting call polls the first client's queue until the second's bind has completed. */
+static void detached_by_two(void)
+{
+	mwctl_peer_info info;
+	pthread_t waits, detaches;
+	mwctl_result grant;
+
+	house_open(&house, NULL);
+	grant = house_grant(&house, 0, 0, 4096, HOUSE_WRITE);
+	leaving.move = (mwctl_move){.grant = grant.grant, .to = house_ask(&house, 1, 0, 4096, HOUSE_WRITE)};
+	leaving.real = house.device.context->ops.poll_cq;
+	house.device.context->ops.poll_cq = poll_cq;
+	trouble_block(&house, 1);
+	RC_CHECK_EQ(0, pthread_create(&waits, NULL, transfer, NULL));
+	while (house_peer(&house, 0).grants)
+		rc_pause(1);
+	atomic_store(&leaving.cq, house.client[0].pair.server.cq);
+	while (!atomic_load(&leaving.inside))
+		rc_pause(1);
+	RC_CHECK_EQ(0, pthread_create(&detaches, NULL, detach_first, NULL));
+	while (mwctl_peer_info_get(house.ctx, house.client[0].peer, &info, sizeof(info)) == MWCTL_STATUS_OK)
+		rc_pause(1);
+	HOUSE_STATUS(MWCTL_STATUS_STALE_ID, mwctl_peer_detach(house.ctx, house.client[0].peer, 0));
+	RC_CHECK(!atomic_load(&leaving.inside));
+	atomic_store(&leaving.told, true);
+	RC_CHECK_EQ(0, pthread_join(detaches, NULL));
+	HOUSE_OK(leaving.detach);
+	rc_pair_close(&house.client[0].pair);
+	house.client[0].peer.id = 0;
+	rc_post_recv(&house.client[1].pair.client, &house.client[1].local, 6);
+	RC_CHECK_EQ(0, pthread_join(waits, NULL));
+	HOUSE_OK(leaving.transfer);
+	house.device.context->ops.poll_cq = leaving.real;
+	house_close(&house);
+	house_ok("a client that another thread has detached: its queues are untouched once the id is refused");
+}
+
 int main(void)
 {
 	raised_while_lowered();
 	while_closing(attach_peer, "a queue pair");
 	while_closing(register_region, "a region");
 	while_closing(close_again, "a second close");
+	detached_by_two();
 	return 0;
 }
