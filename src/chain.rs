@@ -155,6 +155,18 @@ pub struct ChainBody {
     pub posted_at: u64,
 }
 
+impl ChainBody {
+    /// Whether a completion can be missed. One that asked for none can't, but one that may not have been
+    /// posted is cleared up by nothing else.
+    pub fn is_due(&self) -> bool {
+        self.asked > 0 || self.unclear
+    }
+
+    pub fn carries(&self, window: u32) -> bool {
+        self.works.iter().any(|work| work.window == window)
+    }
+}
+
 /// A chain's slot.
 pub struct Chain {
     pub generation: AtomicU32,

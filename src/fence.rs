@@ -318,8 +318,9 @@ impl Context {
         if self.waiter_of(window_index, waiter.op) != Some(waiter) {
             return;
         }
-        let overdue = self.is_overdue(&body, window_index, deadline);
-        if body.suspect || kill == Kill::Never && overdue && !body.stuck {
+        // Once known that is not asked again for each of many.
+        let overdue = !(kill == Kill::Never && body.stuck) && self.is_overdue(&body, window_index, deadline);
+        if body.suspect || kill == Kill::Never && overdue {
             // A queue pair that is in error already needs nobody's leave.
             let _ = self.refresh(index, &mut body);
             if window.right().generation != generation {
@@ -374,7 +375,7 @@ impl Context {
             self.never_bound(index, body, window_index, Outcome::failed(0, Status::TimedOut));
             return;
         }
-        body.stuck |= self.is_overdue(body, window_index, deadline);
+        body.stuck = body.stuck || self.is_overdue(body, window_index, deadline);
         if let Some(waiter) = window.take_bind_waiter() {
             let grant = self.make_id(id::Kind::Grant, window_index, window.right().generation);
             self.end_item(waiter, Outcome::failed(grant, Status::TimedOut));
@@ -383,28 +384,30 @@ impl Context {
 
     /// Whether a request for the window is outstanding although all completions that were there when it
     /// had had its time have been looked at. That is half of what there was until the deadline: it may
-    /// have completed since an earlier look.
+    /// have completed since an earlier look. Chains are in the order of their posts.
     fn is_overdue(&self, body: &PeerBody, window: u32, deadline: u64) -> bool {
         let queue = self.queues.at(body.send_queue);
         let time = |posted_at: u64| match broken("patience") {
             true => 0,
             false => LEAST_NS.max(deadline.saturating_sub(posted_at) / 2),
         };
-        body.outstanding.iter().any(|slot| {
+        for slot in &body.outstanding {
             let state = self.chains.at(*slot).body.lock();
-            // One that asked for no completion can't be missed, but one that may not have been posted is
-            // cleared up by nothing else.
-            let carries = state.works.iter().any(|work| work.window == window);
-            let due = state.asked > 0 || state.unclear;
-            carries && due && queue.was_cleared_since(state.posted_at + time(state.posted_at))
-        })
+            if !queue.was_cleared_since(state.posted_at + time(state.posted_at)) {
+                return false;
+            }
+            if state.is_due() && state.carries(window) {
+                return true;
+            }
+        }
+        false
     }
 
     /// Whether a completion will tell of a request for the window.
     fn asks_for(&self, body: &PeerBody, window: u32) -> bool {
         body.outstanding.iter().any(|slot| {
             let state = self.chains.at(*slot).body.lock();
-            (state.asked > 0 || state.unclear) && state.works.iter().any(|work| work.window == window)
+            state.is_due() && state.carries(window)
         })
     }
 

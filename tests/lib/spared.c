@@ -11,6 +11,7 @@
 #define MANY 400
 #define SLOW_NS 200000
 #define AT 4096ul
+#define LONG_LINE 16000
 
 static struct house house;
 
@@ -194,6 +195,39 @@ static void dead_without_a_word(void)
 	RC_CHECK_EQ(0, mwctl_sim_model_set(&model, sizeof(model)));
 }
 
+/* Many rights in one stuck queue: what each costs at the deadline does not grow with their number. */
+static void deadline_of_many(void)
+{
+	struct house_options options = {.clients = 1, .peer.budget = LONG_LINE, .domain.reserve = LONG_LINE + 8};
+	static mwctl_request asked[LONG_LINE];
+	static mwctl_result held[LONG_LINE];
+	static uint64_t ids[LONG_LINE];
+	struct heard heard = {0};
+	double begun, limit;
+
+	house_open(&house, &options);
+	for (unsigned long i = 0; i < LONG_LINE; i++)
+		asked[i] = house_ask(&house, 0, 64 * i, 64, HOUSE_WRITE);
+	HOUSE_OK(mwctl_grant_batch(house.ctx, asked, LONG_LINE, 20000000, held));
+	for (int i = 0; i < LONG_LINE; i++)
+		ids[i] = held[i].grant;
+	trouble_block(&house, 0);
+	HOUSE_OK(mwctl_service_start(house.ctx));
+	HOUSE_OK(mwctl_revoke_start(house.ctx, ids, LONG_LINE, 200000, MWCTL_KILL_NEVER, heard_done, &heard));
+	begun = rc_now();
+	for (limit = begun + RC_DEADLINE_S; !atomic_load(&heard.calls);) {
+		RC_CHECK(rc_now() < limit);
+		rc_pause(1);
+	}
+	HOUSE_OK(mwctl_service_stop(house.ctx));
+	RC_CHECK_EQ(MWCTL_STATUS_OPEN, heard.status);
+	RC_CHECK(heard.at - begun < 0.260);
+	RC_CHECK_STATE(IBV_QPS_RTS, qp(0));
+	trouble_unblock(&house, 0);
+	trouble_await_end(&house, ids[LONG_LINE - 1]);
+	house_close(&house);
+}
+
 int main(void)
 {
 	if (!mwctl_sim_present())
@@ -212,5 +246,7 @@ int main(void)
 	house_ok("a LOCAL_INV that completes after all ends what was reported open, and the queue pair lives");
 	dead_without_a_word();
 	house_ok("the deadline finds a queue pair dead that no completion tells of, with KILL_NEVER as well");
+	deadline_of_many();
+	house_ok("the deadline of 16000 rights in one stuck queue");
 	return 0;
 }
