@@ -423,7 +423,12 @@ impl Context {
         if let Some(index) = self.queues.find(cq.raw()) {
             self.queues.at(index).count_offered(cq);
         }
-        self.take(seen, later) == Taken::Ours
+        let ours = self.take(seen, later) == Taken::Ours;
+        if later && self.wants_retry.load(Ordering::Acquire) {
+            // It may have made room, which only a tick can use.
+            self.raise();
+        }
+        ours
     }
 }
 

@@ -4,6 +4,7 @@
 #include "house.h"
 
 #include <errno.h>
+#include <poll.h>
 #include <string.h>
 
 #define SEND_ID 77
@@ -293,6 +294,48 @@ static void given_back(void)
 	house_ok("a right that its client gave back is seen within a batch");
 }
 
+/* The program's own requests fill the send queue. When they complete within a batch a tick is asked for,
+ * and posts what waited. */
+static void room_comes(void)
+{
+	struct pollfd event = {.fd = mwctl_event_fd(house.ctx), .events = POLLIN};
+	struct ibv_send_wr send = {.wr_id = SEND_ID, .opcode = IBV_WR_SEND, .send_flags = IBV_SEND_SIGNALED};
+	struct ibv_poll_cq_attr attr = {0};
+	struct mwctl_sim_misuse misuse;
+	double limit = rc_now() + RC_DEADLINE_S;
+	mwctl_request asked = ask(0);
+	struct ibv_send_wr *bad;
+	int calls = done_calls, sent = 0;
+
+	while (!ibv_post_send(it.qp, &send, &bad))
+		sent++;
+	RC_CHECK(sent >= SEND_QUEUE && sent < 120);
+	HOUSE_OK(mwctl_grant_start(house.ctx, &asked, 1, 0, on_done, NULL));
+	RC_CHECK_EQ(1, house_stats(&house).post_errors);
+	while (poll(&event, 1, 0))
+		HOUSE_OK(mwctl_tick(house.ctx));
+	while (mwctl_sim_present() && mwctl_sim_misuse_next(&misuse, sizeof(misuse)))
+		RC_CHECK_EQ(MWCTL_SIM_RULE_SQ_OVERFLOW, misuse.rule);
+	for (int i = 0; i < sent; i++) {
+		rc_post_recv(&it.client, &it.into, 6);
+		RC_CHECK_STATUS(IBV_WC_SUCCESS, rc_wait(it.client.cq).status);
+	}
+	while (sent) {
+		RC_CHECK(rc_now() < limit);
+		if (ibv_start_poll(it.cq, &attr))
+			continue;
+		RC_CHECK_EQ(0, mwctl_take_ex(house.ctx, it.cq));
+		RC_CHECK_EQ(SEND_ID, it.cq->wr_id);
+		ibv_end_poll(it.cq);
+		sent--;
+	}
+	RC_CHECK_EQ(1, poll(&event, 1, 0));
+	await_done(calls + 1);
+	HOUSE_OK(mwctl_revoke_start(house.ctx, &done_result.grant, 1, 0, MWCTL_KILL_ALLOWED, on_done, NULL));
+	await_done(calls + 2);
+	house_ok("a post that found no room goes out by the tick that completions of a batch ask for");
+}
+
 int main(void)
 {
 	house_open(&house, NULL);
@@ -309,6 +352,7 @@ int main(void)
 	rejoin();
 	not_posted();
 	given_back();
+	room_comes();
 	HOUSE_OK(mwctl_peer_detach(house.ctx, it.peer, 0));
 	RC_CHECK_EQ(0, ibv_destroy_qp(it.qp));
 	RC_CHECK_EQ(0, ibv_destroy_qp(it.client.qp));
