@@ -326,7 +326,7 @@ typedef struct mwctl_event {
 } mwctl_event;
 
 // Hears of what no call asked for. Called with no lock held, from mwctl_poll_cq, mwctl_take_wc,
-// mwctl_tick and the waiting calls; it may call back into the library.
+// mwctl_cq_empty, mwctl_tick and the waiting calls; it may call back into the library.
 typedef void (*mwctl_event_fn)(void *user, const struct mwctl_event *event);
 
 // Options of mwctl_context_open. All zero is the default.
@@ -546,8 +546,8 @@ typedef struct mwctl_result {
 // exactly once, never from inside that call. On any other status nothing began and it does not
 // come. `n` may be 0. What it hears: the first status that is no success, and each item's
 // result, valid during the call. Called with no lock held, from mwctl_poll_cq,
-// mwctl_take_wc, mwctl_tick or a waiting call, on whichever thread that is; it may call back
-// into the library.
+// mwctl_take_wc, mwctl_cq_empty, mwctl_tick or a waiting call, on whichever thread that is; it may
+// call back into the library.
 typedef void (*mwctl_done_fn)(void *user,
                               mwctl_status status,
                               const struct mwctl_result *results,
@@ -819,7 +819,8 @@ mwctl_status mwctl_peer_stuck(struct mwctl_context *ctx, struct mwctl_peer peer)
 // touches neither the queue pair nor, on its behalf, its CQs again; completions of ours that
 // still come are recognised and dropped. At its deadline it moves the queue pair to ERR, which
 // the application is about to destroy anyway. On an error the peer stays, takes no new grants,
-// and the call can be repeated. timeout_us 0: the context's default.
+// and the call can be repeated; STALE_ID: another call has taken it off the books. timeout_us 0: the
+// context's default.
 // May wait.
 mwctl_status mwctl_peer_detach(struct mwctl_context *ctx,
                                struct mwctl_peer peer,

@@ -45,15 +45,15 @@ pub struct mwctl_token {
 pub type mwctl_log_fn = Option<unsafe extern "C" fn(user: *mut c_void, severity: i32, text: *const c_char)>;
 
 /// Hears of what no call asked for. Called with no lock held, from mwctl_poll_cq, mwctl_take_wc,
-/// mwctl_tick and the waiting calls; it may call back into the library.
+/// mwctl_cq_empty, mwctl_tick and the waiting calls; it may call back into the library.
 pub type mwctl_event_fn = Option<unsafe extern "C" fn(user: *mut c_void, event: *const Event)>;
 
 /// Hears how an asynchronous call ended. OK from that call means that it began; then this comes
 /// exactly once, never from inside that call. On any other status nothing began and it does not
 /// come. `n` may be 0. What it hears: the first status that is no success, and each item's
 /// result, valid during the call. Called with no lock held, from mwctl_poll_cq,
-/// mwctl_take_wc, mwctl_tick or a waiting call, on whichever thread that is; it may call back
-/// into the library.
+/// mwctl_take_wc, mwctl_cq_empty, mwctl_tick or a waiting call, on whichever thread that is; it may
+/// call back into the library.
 pub type mwctl_done_fn =
     Option<unsafe extern "C" fn(user: *mut c_void, status: Status, results: *const Outcome, n: usize)>;
 
