@@ -134,8 +134,9 @@ pub struct ChainBody {
     pub cut: bool,
     /// What the application hears of it; kept for the completions of a chain that was given up.
     pub told: Option<Told>,
-    /// Given up, with its entries of the send queue in use as far as is known.
-    pub holds: bool,
+    /// Given up, with its entries of the send queue in use as far as is known, in this use of its peer's
+    /// slot.
+    pub holds: Option<u32>,
     /// Whether the last one of a prepared chain asks for a completion.
     pub signal: bool,
     /// Completions that the posted ones ask for, and how many of them came.

@@ -80,7 +80,7 @@ impl Context {
             Stage::Idle => return Taken::Theirs,
             Stage::Dropped => {
                 count(&self.counters.late_completions);
-                if !state.holds {
+                if state.holds != Some(peer.generation.load(Ordering::Acquire)) {
                     return ours;
                 }
                 if !success {
@@ -88,7 +88,7 @@ impl Context {
                     return ours;
                 }
                 if last {
-                    state.holds = false;
+                    state.holds = None;
                     let works = std::mem::take(&mut state.works);
                     let back = (state.posted as u32).min(body.given_up);
                     drop(state);
@@ -351,7 +351,7 @@ impl Context {
             let works = {
                 let mut state = self.chains.at(slot).body.lock();
                 body.given_up += state.posted as u32;
-                state.holds = true;
+                state.holds = Some(self.peers.at(index).generation.load(Ordering::Acquire));
                 std::mem::take(&mut state.works)
             };
             for work in &works {
@@ -382,7 +382,7 @@ impl Context {
             let mut state = chain.body.lock();
             state.stage = Stage::Idle;
             state.told = None;
-            state.holds = false;
+            state.holds = None;
             state.works.clear();
             chain.generation.fetch_add(1, Ordering::AcqRel);
         }
