@@ -333,11 +333,11 @@ impl Context {
     /// Polls on behalf of a waiting call and keeps the application's completions for it.
     /// Returns whether there were any completions.
     pub fn poll_for_us(&self, index: u32) -> bool {
-        self.poll_on_behalf(index, false)
+        self.poll_on_behalf(index, now_ns(), false)
     }
 
-    /// The same where nothing more may be posted now: `later`.
-    fn poll_on_behalf(&self, index: u32, later: bool) -> bool {
+    /// The same by whoever has looked at the clock, `began`, and where nothing may be posted now: `later`.
+    pub fn poll_on_behalf(&self, index: u32, began: u64, later: bool) -> bool {
         let queue = self.queues.at(index);
         let mut body = queue.body.lock();
         if body.mode != Mode::Ours || body.peers == 0 || body.is_foreign() {
@@ -350,7 +350,6 @@ impl Context {
             return false;
         };
         let mut some: [MaybeUninit<ibv_wc>; POLLED] = [const { MaybeUninit::uninit() }; POLLED];
-        let began = now_ns();
         let Ok(got) = cq.poll(&mut some) else { return false };
         let kept_before = body.kept.len();
         for wc in some.into_iter().take(got) {
@@ -377,14 +376,15 @@ impl Context {
     /// Takes off what is in a queue, for a deadline: nothing is posted.
     pub fn clear_for_us(&self, index: u32) {
         for _ in 0..self.queues.at(index).rounds() {
-            if !self.poll_on_behalf(index, true) {
+            if !self.poll_on_behalf(index, now_ns(), true) {
                 break;
             }
         }
     }
 
     /// Looks for what clients did by themselves, a SEND_WITH_INV above all, before their windows are
-    /// invalidated. Without `must` only in queues that the application has polled through us.
+    /// invalidated. Without `must` only in queues that the application has polled through us: one that it
+    /// polls by itself, whatever it declared, loses nothing.
     pub fn look_at(&self, index: u32, must: bool) {
         let queue = self.queues.at(index);
         if must || queue.adopted.load(Ordering::Relaxed) {

@@ -173,22 +173,23 @@ impl Context {
         while !op.is_done() {
             let mut progress = self.run_fence();
             self.run_transfers(true);
+            let now = now_ns();
             // They may become more while it waits.
             let mut queues = 0;
             while let Some(queue) = op.queue(queues) {
-                progress |= self.poll_for_us(queue);
+                progress |= self.poll_on_behalf(queue, now, false);
                 queues += 1;
             }
             self.run_pumps();
             if op.is_done() {
                 break;
             }
-            if now_ns() >= deadline {
+            if now >= deadline {
                 self.expire(id.index);
                 std::thread::yield_now();
                 continue;
             }
-            if self.is_due() {
+            if self.is_due_at(now) {
                 self.expire_all();
                 self.run_callbacks();
                 continue;
@@ -326,8 +327,11 @@ impl Context {
 
     /// Whether a deadline has passed, or a look before one is due.
     pub fn is_due(&self) -> bool {
-        let next = self.next_deadline.load(Ordering::Acquire);
-        next != u64::MAX && now_ns() >= next
+        self.has_deadlines() && self.is_due_at(now_ns())
+    }
+
+    fn is_due_at(&self, now: u64) -> bool {
+        now >= self.next_deadline.load(Ordering::Acquire)
     }
 
     /// Nanoseconds until `tick` has something to do; `None`: nothing is planned.

@@ -307,6 +307,9 @@ static void before_the_first_poll(bool detach, bool apart)
 	rc_memory_open(&inbox, house.pd, 4096, IBV_ACCESS_LOCAL_WRITE);
 	held = house_grant(&house, 0, 0, 4096, HOUSE_WRITE);
 	rc_post_recv(&house.client[0].pair.server, &inbox, 9);
+	/* A queue for receives alone is left to a program that has never polled it through the library. */
+	if (apart)
+		RC_CHECK_EQ(0, mwctl_poll_cq(house.ctx, recv_cq, 1, &wc));
 	RC_CHECK_STATUS(IBV_WC_SUCCESS, rc_send_with_inv(&house.client[0].pair.client, &house.client[0].local, 8,
 							 held.rkey));
 	if (detach) {
