@@ -54,7 +54,7 @@ static void deadline_beside_a_kernel_call(bool service)
 	house.device.context->ops.dealloc_mw = dealloc_mw;
 	kernel.inside = kernel.go = false;
 	kernel.armed = true;
-	HOUSE_OK(mwctl_revoke_start(house.ctx, &held[0].grant, 1, 1000, MWCTL_KILL_ALLOWED, heard_done, &first));
+	HOUSE_OK(mwctl_revoke_start(house.ctx, &held[0].grant, 1, 20000, MWCTL_KILL_ALLOWED, heard_done, &first));
 	HOUSE_OK(mwctl_revoke_start(house.ctx, &held[1].grant, 1, 300000, MWCTL_KILL_NEVER, heard_done, &second));
 	RC_CHECK_EQ(0, pthread_create(&thread, NULL, tick_until_inside, NULL));
 	limit = rc_now() + RC_DEADLINE_S;
