@@ -238,9 +238,9 @@ impl Context {
         }
     }
 
-    /// The deadline of a call, 0 standing for the context's default.
-    pub fn deadline(&self, timeout_us: u64) -> u64 {
-        crate::time::deadline_ns(if timeout_us == 0 { self.timeout_us } else { timeout_us })
+    /// The deadline of a call that begins now, 0 standing for the context's default.
+    pub fn deadline(&self, begun: u64, timeout_us: u64) -> u64 {
+        crate::time::later_ns(begun, if timeout_us == 0 { self.timeout_us } else { timeout_us })
     }
 }
 

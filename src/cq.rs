@@ -400,6 +400,9 @@ impl Context {
     pub fn seen_empty(&self, cq: *mut ibv_cq) -> Result<()> {
         let index = self.queues.find(cq).ok_or(Status::UnknownQueue)?;
         let queue = self.queues.at(index);
+        if queue.body.lock().is_foreign() {
+            return Err(Status::WrongThread);
+        }
         // When the poll began that found it so is not known; it was after the one before.
         queue.cleared_at(queue.reported.swap(now_ns(), Ordering::AcqRel));
         self.after_completions();

@@ -10,6 +10,7 @@ use crate::peer::{Life, PeerBody};
 use crate::region::RegionFacts;
 use crate::stats::count;
 use crate::status::{Result, Status};
+use crate::time::now_ns;
 use crate::window::{MAX_ITEMS, OpId, Right, State, Waiter};
 
 /// A right that is asked for.
@@ -164,9 +165,10 @@ impl Context {
     /// Begins an operation; `end_begin` must follow.
     pub fn begin_op(&self, timeout_us: u64, kill: Kill, callback: Option<Callback>) -> Result<OpId> {
         let index = self.ops.take().ok_or(Status::TooMany)?;
-        let deadline = self.deadline(timeout_us);
+        let begun = now_ns();
+        let deadline = self.deadline(begun, timeout_us);
         let waits = callback.is_none();
-        let generation = self.ops.at(index).begin(deadline, kill, callback);
+        let generation = self.ops.at(index).begin(begun, deadline, kill, callback);
         let op = OpId { index, generation };
         self.arm(deadline, waits);
         Ok(op)

@@ -48,9 +48,9 @@ pub struct Callback {
     pub words: [usize; 2],
 }
 
-/// So long before the deadline threads of the application are woken to look into queues that only
-/// they may poll.
-const LOOK_NS: u64 = 4_000_000;
+/// So long before the deadline threads of the application are woken for the last time to look into queues
+/// that only they may poll.
+const LAST_LOOK_NS: u64 = 2_000_000;
 
 /// Who can look for a peer's completions.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -97,6 +97,7 @@ pub struct OpBody {
     pub phase: Phase,
     /// Which use of the slot this is: waiters of an earlier one mean nothing.
     generation: u32,
+    begun: u64,
     pub deadline: u64,
     pub kill: Kill,
     pub items: Vec<Item>,
@@ -130,10 +131,11 @@ impl Op {
 
     /// Starts over. `remaining` begins at 1: the beginner's own hold, so that the operation can't
     /// end while items are still being added. Returns the generation.
-    pub fn begin(&self, deadline: u64, kill: Kill, callback: Option<Callback>) -> u32 {
+    pub fn begin(&self, begun: u64, deadline: u64, kill: Kill, callback: Option<Callback>) -> u32 {
         let mut body = self.body.lock();
         body.phase = Phase::Active;
         body.generation = (body.generation + 1) % OP_GENERATIONS;
+        body.begun = begun;
         body.deadline = deadline;
         body.kill = kill;
         body.callback = callback;
@@ -327,17 +329,22 @@ impl OpBody {
     /// Whether the application should look into its queues, so that the deadline finds out what has
     /// completed.
     pub fn wants_look(&self, now: u64) -> bool {
-        self.looks && now + LOOK_NS >= self.deadline
+        self.looks && now >= self.look_times()[0]
     }
 
-    /// When something is to be done for it next: twice, shortly before the deadline, a look by whoever
-    /// may; then what the deadline brings.
+    /// When something is to be done for it next: looks by whoever may, then what the deadline brings.
     pub fn next_due(&self, now: u64) -> u64 {
         if !self.looks || self.deadline == u64::MAX {
             return self.deadline;
         }
-        let looks = [LOOK_NS, LOOK_NS / 2].map(|ahead| self.deadline.saturating_sub(ahead));
-        looks.into_iter().find(|look| now < *look).unwrap_or(self.deadline)
+        self.look_times().into_iter().find(|look| now < *look).unwrap_or(self.deadline)
+    }
+
+    /// In the second half of its time, where a look counts, and more than are needed: who is woken may
+    /// be late. The last is as late as it can be.
+    fn look_times(&self) -> [u64; 4] {
+        let eighth = self.deadline.saturating_sub(self.begun) / 8;
+        [3 * eighth, 2 * eighth, eighth, eighth.min(LAST_LOOK_NS)].map(|ahead| self.deadline - ahead)
     }
 
     /// Takes the outcomes that are told.

@@ -9,7 +9,7 @@ pub fn now_ns() -> u64 {
     START.get_or_init(Instant::now).elapsed().as_nanos() as u64 + 1
 }
 
-/// The moment `timeout_us` microseconds from now; far away instead of wrapping.
-pub fn deadline_ns(timeout_us: u64) -> u64 {
-    now_ns().saturating_add(timeout_us.saturating_mul(1000))
+/// The moment `timeout_us` microseconds later; far away instead of wrapping.
+pub fn later_ns(moment: u64, timeout_us: u64) -> u64 {
+    moment.saturating_add(timeout_us.saturating_mul(1000))
 }
