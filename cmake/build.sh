@@ -15,7 +15,8 @@ done
 mkdir -p "$build"
 log=$build/build.log
 {
-	cmake -S "$root" -B "$build" && cmake --build "$build" --parallel "$(nproc)" "${targets[@]}"
+	cmake -S "$root" -B "$build" -D MWCTL_BUILD_SIM=ON -D MWCTL_BUILD_TESTS=ON -D MWCTL_BUILD_EXAMPLES=ON \
+		-D MWCTL_BUILD_BENCH=ON && cmake --build "$build" --parallel "$(nproc)" "${targets[@]}"
 } >"$log" 2>&1 || {
 	tail -n 60 "$log" >&2
 	echo "the build failed; all of its output is in $log" >&2
