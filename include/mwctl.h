@@ -210,7 +210,8 @@ enum mwctl_event_kind
 #endif // __cplusplus
  {
   // The library moved the peer's QP to ERR: a revocation, or its detach, missed the deadline. Only
-  // the application can tell the other side.
+  // the application can tell the other side. The peer's other rights are of no use any more, and
+  // stay on the books until they are revoked or the peer is detached.
   MWCTL_EVENT_KIND_PEER_KILLED = 1,
   // The peer's QP was found in an error state: by a completion of ours, or by a look at it. An
   // error that the application offered leads to that look at the next grant or revocation.
@@ -326,7 +327,8 @@ typedef struct mwctl_event {
 } mwctl_event;
 
 // Hears of what no call asked for. Called with no lock held, from mwctl_poll_cq, mwctl_take_wc,
-// mwctl_cq_empty, mwctl_tick and the waiting calls; it may call back into the library.
+// mwctl_cq_empty, mwctl_tick, the waiting calls and the service thread; it may call back into the
+// library.
 typedef void (*mwctl_event_fn)(void *user, const struct mwctl_event *event);
 
 // Options of mwctl_context_open. All zero is the default.
@@ -512,8 +514,8 @@ typedef struct mwctl_peer_options {
   // For a queue pair or CQ whose provider's locks are off (a thread domain, a single-threaded
   // CQ): the thread that posts and polls, as pthread_self() returns it. Others are refused with
   // WRONG_THREAD, or what they ask for waits for the owner: below. At a deadline that another
-  // thread keeps, the service thread, the owner's own looks count: the event fd asks for them 4 and
-  // 2 ms before. 0: any thread may.
+  // thread keeps, the service thread, the owner's own looks count: the event fd asks for them in
+  // the second half of the time, as told at mwctl_cq_empty. 0: any thread may.
   uint64_t owner_thread;
   // 1: what other threads ask for is posted by the owner's next mwctl_tick, mwctl_poll_cq or
   // mwctl_take_wc; the event fd tells it.
@@ -546,8 +548,9 @@ typedef struct mwctl_result {
 // exactly once, never from inside that call. On any other status nothing began and it does not
 // come. `n` may be 0. What it hears: the first status that is no success, and each item's
 // result, valid during the call. Called with no lock held, from mwctl_poll_cq,
-// mwctl_take_wc, mwctl_cq_empty, mwctl_tick or a waiting call, on whichever thread that is; it may
-// call back into the library.
+// mwctl_take_wc, mwctl_cq_empty, mwctl_tick, a waiting call or the service thread, on whichever thread
+// that is, also before the call that began it has returned on another; it may call back into the
+// library.
 typedef void (*mwctl_done_fn)(void *user,
                               mwctl_status status,
                               const struct mwctl_result *results,
@@ -680,7 +683,8 @@ int mwctl_event_fd(struct mwctl_context *ctx);
 
 // Nanoseconds until mwctl_tick is due: 0 at once, -1 nothing is planned. For the timeout of the
 // application's loop; the completions of a chain under way are not counted in. It may be earlier
-// than needed, for an operation that has ended meanwhile, and never later.
+// than needed, for an operation that has ended meanwhile, and never later. Round it up for a poll that
+// counts in milliseconds.
 // Never waits.
 int64_t mwctl_next_timeout(struct mwctl_context *ctx);
 
@@ -915,7 +919,8 @@ mwctl_status mwctl_revoke_batch(struct mwctl_context *ctx,
                                 int32_t kill,
                                 struct mwctl_result *results);
 
-// The same, ending in a callback.
+// The same, ending in a callback. A right may be revoked again while that is under way: all end with the
+// same proof, and the nearest deadline that may, ends it.
 // Never waits.
 mwctl_status mwctl_revoke_start(struct mwctl_context *ctx,
                                 const uint64_t *grants,
@@ -1106,13 +1111,15 @@ int mwctl_take_ex(struct mwctl_context *ctx, struct ibv_cq_ex *cq);
 mwctl_status mwctl_cq_gone(struct mwctl_context *ctx, struct ibv_cq *cq);
 
 // For an application that polls by itself: its last poll found the queue empty. Call it whenever a
-// poll does, before the next tick. By it the deadline of a revocation tells a lost completion from one
-// that nobody has polled: it takes two such calls in the second half of the time from the post to the
-// deadline, and a millisecond or more behind the post (the poll before the first may have begun
-// earlier). Without them, and without some four times as many completions offered in that time as the
-// queue holds, no queue pair is moved to ERR, and the grant is reported as OPEN. For a loop that sleeps
-// mwctl_next_timeout and the event fd come 4 and 2 ms before a deadline, so that it looks in time.
-// UNKNOWN_QUEUE if no attached peer uses the queue.
+// poll does, before the next tick; the queue of the sends is the one that counts. By it the deadline of a
+// revocation tells a lost completion from one that nobody has polled: it takes two such calls in the
+// second half of the time from the post to the deadline, and a millisecond or more behind the post (the
+// poll before the first may have begun earlier). Without them, and without some four times as many
+// completions offered in that time as the queue holds, no queue pair is moved to ERR, and the grant is
+// reported as still open. For a loop that sleeps mwctl_next_timeout and the event fd come at five, six
+// and seven eighths of the time and 2 ms before its end; one that is woken too late for two of them may
+// revoke again. Does what is due besides, as mwctl_take_wc does: deadlines, callbacks, events. From the
+// owner_thread alone, if that is declared. UNKNOWN_QUEUE if no attached peer uses the queue.
 // Never waits.
 mwctl_status mwctl_cq_empty(struct mwctl_context *ctx,
                             struct ibv_cq *cq);

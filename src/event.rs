@@ -28,7 +28,8 @@ pub struct Event {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EventKind {
     /// The library moved the peer's QP to ERR: a revocation, or its detach, missed the deadline. Only
-    /// the application can tell the other side.
+    /// the application can tell the other side. The peer's other rights are of no use any more, and
+    /// stay on the books until they are revoked or the peer is detached.
     PeerKilled = 1,
     /// The peer's QP was found in an error state: by a completion of ours, or by a look at it. An
     /// error that the application offered leads to that look at the next grant or revocation.
@@ -272,10 +273,11 @@ impl Context {
     }
 
     pub fn event(&self, event: Event) {
-        self.log(
-            Severity::Warning,
-            format_args!("{}: QP {:#x}, grant {:#x}", event.kind.text(), event.qp_num, event.grant),
-        );
+        let (what, qp_num) = (event.kind.text(), event.qp_num);
+        match event.grant {
+            0 => self.log(Severity::Warning, format_args!("{what}: QP {qp_num:#x}")),
+            grant => self.log(Severity::Warning, format_args!("{what}: QP {qp_num:#x}, grant {grant:#x}")),
+        }
         if self.on_event.is_some() {
             self.events.lock().push_back(event);
             self.raise();

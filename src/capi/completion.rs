@@ -108,13 +108,15 @@ pub unsafe extern "C" fn mwctl_cq_gone(ctx: *mut mwctl_context, cq: *mut verbs::
 }
 
 /// For an application that polls by itself: its last poll found the queue empty. Call it whenever a
-/// poll does, before the next tick. By it the deadline of a revocation tells a lost completion from one
-/// that nobody has polled: it takes two such calls in the second half of the time from the post to the
-/// deadline, and a millisecond or more behind the post (the poll before the first may have begun
-/// earlier). Without them, and without some four times as many completions offered in that time as the
-/// queue holds, no queue pair is moved to ERR, and the grant is reported as OPEN. For a loop that sleeps
-/// mwctl_next_timeout and the event fd come 4 and 2 ms before a deadline, so that it looks in time.
-/// UNKNOWN_QUEUE if no attached peer uses the queue.
+/// poll does, before the next tick; the queue of the sends is the one that counts. By it the deadline of a
+/// revocation tells a lost completion from one that nobody has polled: it takes two such calls in the
+/// second half of the time from the post to the deadline, and a millisecond or more behind the post (the
+/// poll before the first may have begun earlier). Without them, and without some four times as many
+/// completions offered in that time as the queue holds, no queue pair is moved to ERR, and the grant is
+/// reported as still open. For a loop that sleeps mwctl_next_timeout and the event fd come at five, six
+/// and seven eighths of the time and 2 ms before its end; one that is woken too late for two of them may
+/// revoke again. Does what is due besides, as mwctl_take_wc does: deadlines, callbacks, events. From the
+/// owner_thread alone, if that is declared. UNKNOWN_QUEUE if no attached peer uses the queue.
 /// Never waits.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mwctl_cq_empty(ctx: *mut mwctl_context, cq: *mut verbs::ibv_cq) -> Status {

@@ -191,7 +191,8 @@ pub unsafe extern "C" fn mwctl_event_fd(ctx: *mut mwctl_context) -> c_int {
 
 /// Nanoseconds until mwctl_tick is due: 0 at once, -1 nothing is planned. For the timeout of the
 /// application's loop; the completions of a chain under way are not counted in. It may be earlier
-/// than needed, for an operation that has ended meanwhile, and never later.
+/// than needed, for an operation that has ended meanwhile, and never later. Round it up for a poll that
+/// counts in milliseconds.
 /// Never waits.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mwctl_next_timeout(ctx: *mut mwctl_context) -> i64 {

@@ -78,7 +78,8 @@ pub unsafe extern "C" fn mwctl_revoke_batch(
     })
 }
 
-/// The same, ending in a callback.
+/// The same, ending in a callback. A right may be revoked again while that is under way: all end with the
+/// same proof, and the nearest deadline that may, ends it.
 /// Never waits.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mwctl_revoke_start(

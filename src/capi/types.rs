@@ -45,15 +45,17 @@ pub struct mwctl_token {
 pub type mwctl_log_fn = Option<unsafe extern "C" fn(user: *mut c_void, severity: i32, text: *const c_char)>;
 
 /// Hears of what no call asked for. Called with no lock held, from mwctl_poll_cq, mwctl_take_wc,
-/// mwctl_cq_empty, mwctl_tick and the waiting calls; it may call back into the library.
+/// mwctl_cq_empty, mwctl_tick, the waiting calls and the service thread; it may call back into the
+/// library.
 pub type mwctl_event_fn = Option<unsafe extern "C" fn(user: *mut c_void, event: *const Event)>;
 
 /// Hears how an asynchronous call ended. OK from that call means that it began; then this comes
 /// exactly once, never from inside that call. On any other status nothing began and it does not
 /// come. `n` may be 0. What it hears: the first status that is no success, and each item's
 /// result, valid during the call. Called with no lock held, from mwctl_poll_cq,
-/// mwctl_take_wc, mwctl_cq_empty, mwctl_tick or a waiting call, on whichever thread that is; it may
-/// call back into the library.
+/// mwctl_take_wc, mwctl_cq_empty, mwctl_tick, a waiting call or the service thread, on whichever thread
+/// that is, also before the call that began it has returned on another; it may call back into the
+/// library.
 pub type mwctl_done_fn =
     Option<unsafe extern "C" fn(user: *mut c_void, status: Status, results: *const Outcome, n: usize)>;
 
@@ -206,8 +208,8 @@ pub struct mwctl_peer_options {
     /// For a queue pair or CQ whose provider's locks are off (a thread domain, a single-threaded
     /// CQ): the thread that posts and polls, as pthread_self() returns it. Others are refused with
     /// WRONG_THREAD, or what they ask for waits for the owner: below. At a deadline that another
-    /// thread keeps, the service thread, the owner's own looks count: the event fd asks for them 4 and
-    /// 2 ms before. 0: any thread may.
+    /// thread keeps, the service thread, the owner's own looks count: the event fd asks for them in
+    /// the second half of the time, as told at mwctl_cq_empty. 0: any thread may.
     pub owner_thread: u64,
     /// 1: what other threads ask for is posted by the owner's next mwctl_tick, mwctl_poll_cq or
     /// mwctl_take_wc; the event fd tells it.
