@@ -823,8 +823,9 @@ mwctl_status mwctl_peer_stuck(struct mwctl_context *ctx, struct mwctl_peer peer)
 // touches neither the queue pair nor, on its behalf, its CQs again; completions of ours that
 // still come are recognised and dropped. At its deadline it moves the queue pair to ERR, which
 // the application is about to destroy anyway. On an error the peer stays, takes no new grants,
-// and the call can be repeated; STALE_ID: another call has taken it off the books. timeout_us 0: the
-// context's default.
+// and the call can be repeated; STALE_ID: another call has taken it off the books. WOULD_DEADLOCK,
+// WRONG_THREAD: not on this thread, says mwctl_peer_options; mwctl_peer_detach_start is the way there.
+// timeout_us 0: the context's default.
 // May wait.
 mwctl_status mwctl_peer_detach(struct mwctl_context *ctx,
                                struct mwctl_peer peer,
@@ -855,6 +856,7 @@ mwctl_status mwctl_peer_info_get(struct mwctl_context *ctx,
 // Hands one right to one client: binds a window of the pool to its queue pair and returns once
 // the bind has completed. *result has the grant's id and the rkey for the client; on an error
 // its status, and an id only if something is still open under it (TIMED_OUT: revoke it).
+// WOULD_DEADLOCK, WRONG_THREAD: not on this thread, says mwctl_peer_options.
 // Verbs: IBV_WR_BIND_MW on the peer's own queue pair; the rkey's low 8 bits change at each bind.
 // May wait.
 mwctl_status mwctl_grant(struct mwctl_context *ctx,
@@ -893,10 +895,11 @@ mwctl_status mwctl_regrant(struct mwctl_context *ctx,
                            uint64_t timeout_us,
                            struct mwctl_result *results);
 
-// Takes one right back; at the deadline as KILL_ALLOWED below. After success the key is dead: no access with it starts, and result says
-// by what proof. OPEN: not proved; the grant stays on the books and its memory out of use, and
-// the call can be repeated. STALE_ID: nothing is open under this id any more, it was revoked before
-// or its client gave it back (an event says so). result may be NULL. timeout_us 0: the context's default.
+// Takes one right back; at the deadline as KILL_ALLOWED below. After success the key is dead: no access
+// with it starts, and result says by what proof. OPEN: not proved; the grant stays on the books and its
+// memory out of use, and the call can be repeated. STALE_ID: nothing is open under this id any more, it
+// was revoked before or its client gave it back (an event says so). WOULD_DEADLOCK, WRONG_THREAD: not on
+// this thread, says mwctl_peer_options. result may be NULL. timeout_us 0: the context's default.
 // Verbs: IBV_WR_LOCAL_INV on the queue pair that the window is bound to. A client that goes on
 // using the key gets IBV_WC_REM_ACCESS_ERR, and both queue pairs go to ERR.
 // May wait.

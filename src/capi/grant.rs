@@ -27,6 +27,7 @@ impl Asked for mwctl_request {
 /// Hands one right to one client: binds a window of the pool to its queue pair and returns once
 /// the bind has completed. *result has the grant's id and the rkey for the client; on an error
 /// its status, and an id only if something is still open under it (TIMED_OUT: revoke it).
+/// WOULD_DEADLOCK, WRONG_THREAD: not on this thread, says mwctl_peer_options.
 /// Verbs: IBV_WR_BIND_MW on the peer's own queue pair; the rkey's low 8 bits change at each bind.
 /// May wait.
 #[unsafe(no_mangle)]

@@ -69,8 +69,9 @@ pub unsafe extern "C" fn mwctl_peer_stuck(ctx: *mut mwctl_context, peer: mwctl_p
 /// touches neither the queue pair nor, on its behalf, its CQs again; completions of ours that
 /// still come are recognised and dropped. At its deadline it moves the queue pair to ERR, which
 /// the application is about to destroy anyway. On an error the peer stays, takes no new grants,
-/// and the call can be repeated; STALE_ID: another call has taken it off the books. timeout_us 0: the
-/// context's default.
+/// and the call can be repeated; STALE_ID: another call has taken it off the books. WOULD_DEADLOCK,
+/// WRONG_THREAD: not on this thread, says mwctl_peer_options; mwctl_peer_detach_start is the way there.
+/// timeout_us 0: the context's default.
 /// May wait.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mwctl_peer_detach(

@@ -32,10 +32,11 @@ fn call_done(function: usize, user: usize, status: Status, results: &[Outcome]) 
     }
 }
 
-/// Takes one right back; at the deadline as KILL_ALLOWED below. After success the key is dead: no access with it starts, and result says
-/// by what proof. OPEN: not proved; the grant stays on the books and its memory out of use, and
-/// the call can be repeated. STALE_ID: nothing is open under this id any more, it was revoked before
-/// or its client gave it back (an event says so). result may be NULL. timeout_us 0: the context's default.
+/// Takes one right back; at the deadline as KILL_ALLOWED below. After success the key is dead: no access
+/// with it starts, and result says by what proof. OPEN: not proved; the grant stays on the books and its
+/// memory out of use, and the call can be repeated. STALE_ID: nothing is open under this id any more, it
+/// was revoked before or its client gave it back (an event says so). WOULD_DEADLOCK, WRONG_THREAD: not on
+/// this thread, says mwctl_peer_options. result may be NULL. timeout_us 0: the context's default.
 /// Verbs: IBV_WR_LOCAL_INV on the queue pair that the window is bound to. A client that goes on
 /// using the key gets IBV_WC_REM_ACCESS_ERR, and both queue pairs go to ERR.
 /// May wait.
