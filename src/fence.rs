@@ -77,11 +77,14 @@ impl Context {
         }
     }
 
-    fn keep_deadlines(&self) {
-        if self.is_due() {
-            self.expire_due();
-            self.run_callbacks();
+    /// Says whether one had passed: windows of its clients may be in line now.
+    fn keep_deadlines(&self) -> bool {
+        if !self.is_due() {
+            return false;
         }
+        let any = self.expire_due();
+        self.run_callbacks();
+        any
     }
 
     /// Deallocates for so long as a deadline can wait, and says whether there was anything. Kernel calls;
@@ -222,8 +225,8 @@ impl Context {
         self.run_fences();
     }
 
-    /// The same, but for the deallocations that follow.
-    fn expire_due(&self) {
+    /// The same, but for the deallocations that follow. Says whether there were any.
+    fn expire_due(&self) -> bool {
         let now = now_ns();
         let mut due = Vec::new();
         let mut look = false;
@@ -246,9 +249,10 @@ impl Context {
         if look {
             self.raise_fd();
         }
-        for index in due {
-            self.expire_items(index);
+        for index in &due {
+            self.expire_items(*index);
         }
+        !due.is_empty()
     }
 
     /// The earliest deadline of an operation under way, for whoever sleeps until then.
@@ -260,13 +264,17 @@ impl Context {
     /// Ends what an operation has left open; its own clients' windows come first.
     pub fn expire(&self, index: u32) {
         self.expire_items(index);
-        let mut at = 0;
+        let (mut at, mut others) = (0, false);
         while let Some(peer) = self.ops.at(index).peer(at) {
             self.fence_peer(peer);
-            self.keep_deadlines();
+            others |= self.keep_deadlines();
             at += 1;
         }
-        self.run_fence();
+        if others {
+            self.run_fences();
+        } else {
+            self.run_fence();
+        }
     }
 
     /// Climbs the ladder for each item that is open, but for the kernel calls.

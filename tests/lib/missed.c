@@ -26,9 +26,10 @@ static struct house house;
 static struct heard heard;
 static mwctl_result held, other;
 
-/* ---- the clock, in place of the C library's: it stands still between the calls of pass ---- */
+/* ---- the clock, in place of the C library's: it stands still between the calls of pass, or goes on by so
+ * much at each look ---- */
 
-static uint64_t clock_now;
+static uint64_t clock_now, clock_step;
 
 int clock_gettime(clockid_t clock, struct timespec *at)
 {
@@ -36,6 +37,7 @@ int clock_gettime(clockid_t clock, struct timespec *at)
 
 	if (clock != CLOCK_MONOTONIC || !now)
 		return (int)syscall(SYS_clock_gettime, clock, at);
+	__atomic_fetch_add(&clock_now, clock_step, __ATOMIC_SEQ_CST);
 	at->tv_sec = (time_t)(now / 1000000000u);
 	at->tv_nsec = (long)(now % 1000000000u);
 	return 0;
@@ -332,6 +334,43 @@ static void sleeping_owner(enum mwctl_polling polling)
 	end();
 }
 
+/* ---- two deadlines, of which the second passes while the first is attended to ---- */
+
+static int (*real_dealloc)(struct ibv_mw *);
+
+static int slow_dealloc(struct ibv_mw *mw)
+{
+	pass(MS);
+	return real_dealloc(mw);
+}
+
+/* A waiting call ends at its deadline, by a kernel call in which another client's passes: that is the next
+ * poll's at the latest. */
+static void passes_meanwhile(void)
+{
+	struct ibv_context_ops *ops;
+	struct heard second = {0};
+	mwctl_result out;
+
+	begin(MWCTL_POLLING_OURS, false);
+	ops = &house.device.context->ops;
+	trouble_block(&house, OTHER);
+	HOUSE_OK(mwctl_revoke_start(house.ctx, &other.grant, 1, TIMEOUT_US + 500, MWCTL_KILL_ALLOWED, heard_done, &second));
+	real_dealloc = ops->dealloc_mw;
+	ops->dealloc_mw = slow_dealloc;
+	clock_step = 1000;
+	HOUSE_OK(mwctl_revoke(house.ctx, held.grant, TIMEOUT_US, &out));
+	RC_CHECK_EQ(MWCTL_PROOF_QP_FENCED, out.proof);
+	collect(CLIENT);
+	RC_CHECK_EQ(1, second.calls);
+	HOUSE_OK(second.status);
+	RC_CHECK_EQ(MWCTL_PROOF_QP_FENCED, second.results[0].proof);
+	RC_CHECK_EQ(1, heard.calls);
+	clock_step = 0;
+	ops->dealloc_mw = real_dealloc;
+	end();
+}
+
 /* Without a deadline there is none to look before. */
 static void endless(void)
 {
@@ -368,6 +407,8 @@ int main(void)
 	sleeping_owner(MWCTL_POLLING_OURS);
 	sleeping_owner(MWCTL_POLLING_YOURS);
 	house_ok("and so is the owner of a queue, by the service thread");
+	passes_meanwhile();
+	house_ok("a deadline that passes while another is attended to is kept by the next poll");
 	endless();
 	house_ok("a revocation without a deadline plans nothing");
 	return 0;
