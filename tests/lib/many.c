@@ -24,7 +24,7 @@ static void grant_all(void)
 	granting = rc_now() - begin;
 	for (int i = 0; i < MANY; i++) {
 		steps[i].grant = granted[i].grant;
-		steps[i].to = house_ask(&house, 1, (uint64_t)i * 64, 64, HOUSE_WRITE);
+		steps[i].to = house_ask(&house, house.clients - 1, (uint64_t)i * 64, 64, HOUSE_WRITE);
 	}
 }
 
@@ -78,16 +78,44 @@ static void grants_end(void)
 	house_ok("%d grants in line end at their deadline in a time that grows with their number", MANY);
 }
 
+/* All of them in a queue that is stuck: what each costs at the deadline does not grow with the others. */
+static void revocations_end(void)
+{
+	static uint64_t ids[MANY];
+	struct heard heard = {0};
+	double begin, started, deadline;
+
+	grant_all();
+	for (int i = 0; i < MANY; i++)
+		ids[i] = granted[i].grant;
+	trouble_block(&house, 0);
+	begin = rc_now();
+	HOUSE_OK(mwctl_revoke_start(house.ctx, ids, MANY, 200000, MWCTL_KILL_NEVER, heard_done, &heard));
+	started = rc_now();
+	deadline = begin + 0.2 > started ? begin + 0.2 : started;
+	heard_await(&house, &heard);
+	RC_CHECK_EQ(MWCTL_STATUS_OPEN, heard.status);
+	check_time("the end, at the deadline, of revocations under way", heard.at - deadline);
+	trouble_unblock(&house, 0);
+	trouble_await_end(&house, ids[MANY - 1]);
+	house_ok("%d revocations under way end at their deadline in a time that grows with their number", MANY);
+}
+
 int main(void)
 {
 	struct house_options options = {.peer.budget = 64, .domain.reserve = 2 * MANY,
 					.context.timeout_us = 60000000};
+	struct house_options large = {.peer.budget = MANY, .clients = 1, .domain.reserve = MANY,
+				      .context.timeout_us = 60000000};
 
 	if (!mwctl_sim_present())
 		rc_skip("measures the library, not a device");
 	house_open(&house, &options);
 	transfer_begins();
 	grants_end();
+	house_close(&house);
+	house_open(&house, &large);
+	revocations_end();
 	house_close(&house);
 	return 0;
 }
