@@ -349,6 +349,8 @@ impl Context {
         else {
             return false;
         };
+        // The application may have resized it.
+        queue.entries.store(cq.entries(), Ordering::Release);
         let mut some: [MaybeUninit<ibv_wc>; POLLED] = [const { MaybeUninit::uninit() }; POLLED];
         let Ok(got) = cq.poll(&mut some) else { return false };
         let kept_before = body.kept.len();
@@ -375,8 +377,15 @@ impl Context {
 
     /// Takes off what is in a queue, for a deadline: nothing is posted.
     pub fn clear_for_us(&self, index: u32) {
-        for _ in 0..self.queues.at(index).rounds() {
-            if !self.poll_on_behalf(index, now_ns(), true) {
+        self.look_through(index, true);
+    }
+
+    /// Polls that take off as many as the queue holds, and one more.
+    fn look_through(&self, index: u32, later: bool) {
+        let mut polls = 0;
+        while self.poll_on_behalf(index, now_ns(), later) {
+            polls += 1;
+            if polls > self.queues.at(index).entries.load(Ordering::Acquire) / POLLED as u64 {
                 break;
             }
         }
@@ -386,13 +395,8 @@ impl Context {
     /// invalidated. Without `must` only in queues that the application has polled through us: one that it
     /// polls by itself, whatever it declared, loses nothing.
     pub fn look_at(&self, index: u32, must: bool) {
-        let queue = self.queues.at(index);
-        if must || queue.adopted.load(Ordering::Relaxed) {
-            for _ in 0..queue.rounds() {
-                if !self.poll_for_us(index) {
-                    break;
-                }
-            }
+        if must || self.queues.at(index).adopted.load(Ordering::Relaxed) {
+            self.look_through(index, false);
         }
     }
 
@@ -467,11 +471,6 @@ impl Queue {
             lap.offered = self.offered.load(Ordering::Acquire);
         }
         self.lap_ends.store(lap.offered + turn + 1, Ordering::Release);
-    }
-
-    /// Polls that take off as many as it holds, and one more.
-    fn rounds(&self) -> u64 {
-        self.entries.load(Ordering::Acquire) / POLLED as u64 + 1
     }
 }
 

@@ -192,6 +192,43 @@ static void dead_without_a_word(void)
 	RC_CHECK_EQ(0, mwctl_sim_model_set(&model, sizeof(model)));
 }
 
+/* A queue that was made larger after the attach is looked through to its end: what a client gave back is
+ * not invalidated a second time, and what has completed by the deadline is not missed. */
+static void resized(bool gives_back)
+{
+	struct house_options options = {.clients = 1, .rc.cqe = 40, .rc.max_send_wr = 600};
+	struct ibv_send_wr own = {.wr_id = 7, .opcode = IBV_WR_RDMA_WRITE, .send_flags = IBV_SEND_SIGNALED};
+	struct heard heard = {0};
+	mwctl_result held, out;
+	struct ibv_wc wc;
+
+	house_open(&house, &options);
+	held = house_grant(&house, 0, 0, AT, HOUSE_WRITE);
+	RC_CHECK_EQ(0, ibv_resize_cq(house.client[0].pair.server.cq, 1000));
+	for (int i = 0; i < 500; i++)
+		rc_post(qp(0), &own);
+	if (gives_back) {
+		rc_post_recv(&house.client[0].pair.server, &house.client[0].local, 7);
+		RC_CHECK_STATUS(IBV_WC_SUCCESS, rc_send_with_inv(&house.client[0].pair.client, &house.client[0].local,
+								 0, held.rkey));
+		HOUSE_OK(mwctl_revoke(house.ctx, held.grant, 0, &out));
+		RC_CHECK_EQ(MWCTL_PROOF_PEER_INVALIDATED, out.proof);
+	} else {
+		HOUSE_OK(mwctl_revoke_start(house.ctx, &held.grant, 1, 5000, MWCTL_KILL_NEVER, heard_done, &heard));
+		while (!heard.calls)
+			HOUSE_OK(mwctl_tick(house.ctx));
+		HOUSE_OK(heard.status);
+		RC_CHECK_EQ(MWCTL_PROOF_INVALIDATED, heard.results[0].proof);
+	}
+	RC_CHECK_STATE(IBV_QPS_RTS, qp(0));
+	for (int i = 0; i < 500 + gives_back; i++) {
+		RC_CHECK_EQ(1, mwctl_poll_cq(house.ctx, house.client[0].pair.server.cq, 1, &wc));
+		RC_CHECK_EQ(7, wc.wr_id);
+		RC_CHECK_STATUS(IBV_WC_SUCCESS, wc.status);
+	}
+	house_close(&house);
+}
+
 int main(void)
 {
 	if (!mwctl_sim_present())
@@ -210,5 +247,8 @@ int main(void)
 	house_ok("a LOCAL_INV that completes after all ends what was reported open, and the queue pair lives");
 	dead_without_a_word();
 	house_ok("the deadline finds a queue pair dead that no completion tells of, with KILL_NEVER as well");
+	resized(true);
+	resized(false);
+	house_ok("a queue that was made larger is looked through to its end");
 	return 0;
 }
