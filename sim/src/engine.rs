@@ -101,6 +101,8 @@ pub struct Exec {
     /// The end of the last step, by the latency model, and whether the next is charged already.
     clock: u64,
     charged: bool,
+    /// For which of these the timer was set.
+    timer: u64,
     /// Completions were made up to here.
     completed: u64,
 
@@ -149,8 +151,16 @@ impl Exec {
             self.charged = false;
             return true;
         }
-        timer::at(self.clock, qp, qp.live().id());
+        self.set_timer(qp);
         false
+    }
+
+    /// Every kick before the time asks for it, and one timer is enough.
+    fn set_timer(&mut self, qp: &'static Qp) {
+        if self.timer != self.clock {
+            self.timer = self.clock;
+            timer::at(self.clock, qp, qp.live().id());
+        }
     }
 
     /// The execution of this QP is given up for good, or begins anew: nothing posted is left.
@@ -449,5 +459,23 @@ impl Answer {
             Answer::Nak(status) | Answer::Local(status) => Step::Done(status),
             Answer::Wait => Step::Parked,
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_queue_that_is_kicked_too_early_asks_for_its_time_once() {
+        let qp: &'static Qp = Box::leak(Box::new(Qp::fresh()));
+        let mut exec = Exec { clock: timer::now() + 3_600_000_000_000, ..Exec::default() };
+        for _ in 0..3 {
+            exec.set_timer(qp);
+        }
+        assert_eq!(timer::planned(qp), 1);
+        exec.clock += 1;
+        exec.set_timer(qp);
+        assert_eq!(timer::planned(qp), 2);
     }
 }

@@ -134,7 +134,7 @@ pub fn find(number: u32) -> Option<&'static Qp> {
 }
 
 impl Qp {
-    fn fresh() -> Self {
+    pub fn fresh() -> Self {
         Self {
             // SAFETY: pointers, numbers and optional functions.
             base: UnsafeCell::new(unsafe { std::mem::zeroed() }),

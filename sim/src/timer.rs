@@ -63,6 +63,13 @@ pub fn at(time: u64, qp: &'static Qp, id: u32) {
     CHANGED.notify_one();
 }
 
+/// How many times are planned for the QP.
+#[cfg(test)]
+pub fn planned(qp: &'static Qp) -> usize {
+    let schedule = SCHEDULE.lock();
+    schedule.iter().flat_map(|s| s.due.values()).filter(|due| std::ptr::eq(due.qp, qp)).count()
+}
+
 /// The application's signals are its own: the thread takes none.
 fn start() -> bool {
     // SAFETY: plain calls on local signal sets; the mask is put back.
