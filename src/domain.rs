@@ -11,7 +11,7 @@ use crate::device::{Errno, Mw, Pd};
 use crate::id::Kind;
 use crate::keys::KeyRing;
 use crate::pool::Pool;
-use crate::stats::{add, count};
+use crate::stats::count;
 use crate::status::{Result, Status};
 use crate::time::now_ns;
 use crate::window::State;
@@ -387,11 +387,6 @@ impl Context {
         let domain = window.domain.load(Ordering::Acquire);
         self.domains.at(domain).body.lock().pool.windows -= 1;
         self.give_slot(index);
-    }
-
-    pub fn count_posted(&self, binds: usize, invalidates: usize) {
-        add(&self.counters.binds_posted, binds);
-        add(&self.counters.invalidates_posted, invalidates);
     }
 }
 

@@ -10,7 +10,7 @@ use crate::device::{Errno, Mw, Posted, Qp, link};
 use crate::id;
 use crate::op::Outcome;
 use crate::peer::{Life, PeerBody};
-use crate::stats::count;
+use crate::stats::{add, count};
 use crate::status::{Proof, Result, Status};
 use crate::time::now_ns;
 use crate::window::{AHEAD, OpId, Right, State};
@@ -239,6 +239,7 @@ impl Context {
         state.begun = body.sequence;
         state.committed = body.sequence;
         state.posted_at = now_ns();
+        self.count_posted(&state.works);
         for work in &state.works {
             self.windows.at(work.window).posted.fetch_add(1, Ordering::Relaxed);
             self.note_posted(*work, state.unclear);
@@ -291,18 +292,20 @@ impl Context {
         self.windows.at(work.window).right().generation == work.generation
     }
 
+    fn count_posted(&self, works: &[Work]) {
+        let binds = works.iter().filter(|work| work.kind == Kind::Bind).count();
+        add(&self.counters.binds_posted, binds);
+        add(&self.counters.invalidates_posted, works.len() - binds);
+    }
+
     fn note_posted(&self, work: Work, unclear: bool) {
         let window = self.windows.at(work.window);
         match work.kind {
             Kind::Bind => {
                 window.unclear.store(unclear, Ordering::Relaxed);
                 window.device_rkey.store(window.right().rkey, Ordering::Release);
-                self.count_posted(1, 0);
             }
-            Kind::Invalidate => {
-                window.set_state(State::Invalidating);
-                self.count_posted(0, 1);
-            }
+            Kind::Invalidate => window.set_state(State::Invalidating),
         }
     }
 
@@ -511,6 +514,8 @@ impl Context {
         let op = state.op.take();
         let early = std::mem::take(&mut state.early);
         state.posted_at = now_ns();
+        // Also those that the client has given back already.
+        self.count_posted(&works[..posted]);
         for work in works[..posted].iter().filter(|work| self.concerns(**work)) {
             self.windows.at(work.window).prepared.store(false, Ordering::Relaxed);
             self.note_posted(*work, state.unclear);

@@ -189,6 +189,7 @@ static void before_the_commit(void)
 	struct ibv_send_wr send = {.opcode = IBV_WR_SEND}, wr, *bad = NULL;
 	mwctl_domain_info pool;
 	mwctl_token token;
+	uint64_t binds;
 	int ret;
 
 	/* Each window has its turn, and one after that. */
@@ -203,7 +204,9 @@ static void before_the_commit(void)
 		RC_CHECK_STATUS(IBV_WC_SUCCESS, rc_wait(it->pair.client.cq).status);
 		HOUSE_WRITE_LANDS(&house, 0, 0, grant.rkey, (uint8_t)(round | 1));
 		give_back(&grant);
+		binds = house_stats(&house).binds_posted;
 		HOUSE_OK(mwctl_commit(house.ctx, token, ret, bad, NULL));
+		RC_CHECK_EQ(binds + 1, house_stats(&house).binds_posted);
 		next = house_grant(&house, 0, 0, 4096, HOUSE_WRITE);
 		HOUSE_OK(mwctl_revoke(house.ctx, next.grant, 0, NULL));
 		house_check_misuse();
