@@ -31,23 +31,30 @@ while [[ $# -gt 0 ]]; do
 	shift
 done
 
-# A program ends with 77 if it can't run on this device, and says why.
+# A program ends with 77 if it can't run on this device, and says why. What failed said is said again
+# at the end: of a long output that is what is read.
 run_programs() {
-	local program status passed=0 failed=0 skipped=0
+	local program status passed=0 failed=0 skipped=0 output failures
+	output=$(mktemp) failures=$(mktemp) || return
 	for program in "$1"/*; do
 		[[ -f $program && -x $program ]] || continue
 		echo "== ${program##*/}"
-		status=0
-		"$program" || status=$?
+		"$program" 2>&1 | tee "$output"
+		status=${PIPESTATUS[0]}
 		case $status in
 		0) passed=$((passed + 1)) ;;
 		77) skipped=$((skipped + 1)) ;;
 		*)
 			failed=$((failed + 1))
-			echo "FAILED ${program##*/} (exit status $status)"
+			{
+				echo "FAILED ${program##*/} (exit status $status)"
+				tail -n 20 "$output"
+			} >>"$failures"
 			;;
 		esac
 	done
+	cat "$failures"
+	rm -f "$output" "$failures"
 	echo "$passed passed, $failed failed, $skipped skipped"
 	[[ $failed -eq 0 && $passed -gt 0 ]]
 }
