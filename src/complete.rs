@@ -249,7 +249,11 @@ impl Context {
     pub fn follow(&self, op: OpId, follows: Follows) {
         match follows {
             Follows::Nothing => {}
-            Follows::Done => self.op_done(op),
+            Follows::Return => self.wake_sleepers(),
+            Follows::Call => {
+                self.to_call.lock().push_back(op);
+                self.raise();
+            }
             Follows::Bind(item) => {
                 self.to_bind.lock().push_back(Waiter { op, item });
                 self.raise();

@@ -135,7 +135,8 @@ impl Context {
         fence(Ordering::SeqCst);
     }
 
-    fn wake_sleepers(&self) {
+    /// Lets the waiting calls and the service thread look again.
+    pub fn wake_sleepers(&self) {
         fence(Ordering::SeqCst);
         if self.signal.sleepers.load(Ordering::Relaxed) > 0 {
             let _held = self.signal.lock.lock();
@@ -153,16 +154,6 @@ impl Context {
             self.signal.wake.wait_for(&mut held, Duration::from_nanos(until - now));
         }
         self.signal.sleepers.fetch_sub(1, Ordering::SeqCst);
-    }
-
-    /// An operation's last item ended.
-    pub fn op_done(&self, op: OpId) {
-        if self.op(op).body.lock().callback.is_some() {
-            self.to_call.lock().push_back(op);
-            self.raise();
-        } else {
-            self.wake_sleepers();
-        }
     }
 
     /// Waits for an operation that this call began, hands its outcomes to `read` and ends it. It
@@ -314,11 +305,6 @@ impl Context {
         let earlier = || self.next_deadline.load(Ordering::Acquire) < next;
         let work = || stopped.load(Ordering::Acquire) || self.signal.work.swap(false, Ordering::AcqRel);
         self.sleep(|| work() || earlier(), next.min(now_ns() + LONGEST_SLEEP));
-    }
-
-    /// Lets the service thread look again.
-    pub fn wake_service(&self) {
-        self.wake_sleepers();
     }
 
     /// Whether there are operations under way.

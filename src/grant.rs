@@ -178,8 +178,8 @@ impl Context {
     /// that were there then: it counts for the others as well.
     pub fn end_begin(&self, op: OpId) {
         match self.op(op).release() {
-            Some(due) => self.arm(due, false),
-            None => self.op_done(op),
+            Ok(due) => self.arm(due, false),
+            Err(end) => self.follow(op, end),
         }
     }
 
@@ -187,7 +187,7 @@ impl Context {
     /// `next_timeout` told before hears of one that is nearer.
     pub fn arm(&self, due: u64, waits: bool) {
         if self.next_deadline.fetch_min(due, Ordering::SeqCst) > due {
-            self.wake_service();
+            self.wake_sleepers();
             if !waits {
                 self.raise_fd();
             }

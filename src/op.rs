@@ -204,12 +204,15 @@ impl Op {
         self.body.lock().peers.get(at).copied()
     }
 
-    /// Lets go of one hold. `None` if it was the last: the operation is done now. Else when something
-    /// is to be done for it.
-    pub fn release(&self) -> Option<u64> {
+    /// Lets go of the beginner's hold. What follows if it was the last; else when something is to be done
+    /// for it.
+    pub fn release(&self) -> Result<u64, Follows> {
         let mut body = self.body.lock();
         body.remaining -= 1;
-        if self.finish_if_last(&mut body) { None } else { Some(body.next_due(now_ns())) }
+        match self.finish_if_last(&mut body) {
+            Follows::Nothing => Ok(body.next_due(now_ns())),
+            end => Err(end),
+        }
     }
 
     /// Ends an item unless it has ended, and says what follows.
@@ -225,7 +228,7 @@ impl Op {
             }
             body.end(next, Outcome::failed(0, Status::NotPosted));
         }
-        if self.finish_if_last(&mut body) { Follows::Done } else { Follows::Nothing }
+        self.finish_if_last(&mut body)
     }
 
     /// The grant of a transfer whose turn did not come in time.
@@ -234,20 +237,20 @@ impl Op {
         let unplaced = body.items.get(item as usize).is_some_and(|entry| entry.window == NONE);
         if body.generation == generation && unplaced {
             body.end(item, Outcome::failed(0, Status::NotPosted));
-            if self.finish_if_last(&mut body) {
-                return Follows::Done;
-            }
+            return self.finish_if_last(&mut body);
         }
         Follows::Nothing
     }
 
-    fn finish_if_last(&self, body: &mut OpBody) -> bool {
-        if body.remaining == 0 && body.phase == Phase::Active {
-            body.phase = Phase::Done;
-            self.done.store(1, Ordering::Release);
-            return true;
+    /// Whose turn it is then is told here: a waiting call may give the slot to another operation as soon
+    /// as the lock is free.
+    fn finish_if_last(&self, body: &mut OpBody) -> Follows {
+        if body.remaining > 0 || body.phase != Phase::Active {
+            return Follows::Nothing;
         }
-        false
+        body.phase = Phase::Done;
+        self.done.store(1, Ordering::Release);
+        if body.callback.is_some() { Follows::Call } else { Follows::Return }
     }
 
     /// What waits behind an item, if this is still the same operation.
@@ -300,8 +303,10 @@ impl Op {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Follows {
     Nothing,
-    /// The operation is done.
-    Done,
+    /// The operation is done: the call that waits for it returns.
+    Return,
+    /// The operation is done: its callback is due.
+    Call,
     /// The grant of this item is next.
     Bind(u32),
 }
@@ -373,5 +378,40 @@ impl OpBody {
     pub fn status(&self) -> Status {
         let failed = self.outcomes.iter().find(|o| o.status != Status::Ok);
         failed.map_or(Status::Ok, |o| o.status)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HEARD: Callback = Callback { call: |_, _, _, _| {}, words: [0, 0] };
+
+    #[test]
+    fn the_end_says_whose_turn_it_is_also_if_the_slot_is_used_anew() {
+        let op = Op::default();
+        let granted = Outcome::granted(1, 2);
+        for (callback, next, end) in
+            [(None, Some(HEARD), Follows::Return), (Some(HEARD), None, Follows::Call)]
+        {
+            let generation = op.begin(0, 1, Kill::Never, callback);
+            let item = op.add_item(0, 0, 1);
+            assert!(op.release().is_ok());
+            let said = op.end_item(generation, item, granted);
+            op.begin(0, 1, Kill::Never, next);
+            assert_eq!(said, end);
+            // What comes late ends nothing.
+            assert_eq!(op.end_item(generation, item, granted), Follows::Nothing);
+            assert!(!op.is_done());
+        }
+    }
+
+    #[test]
+    fn the_hold_of_the_beginner_may_be_the_last() {
+        let op = Op::default();
+        op.begin(0, 1, Kill::Never, Some(HEARD));
+        op.add_ended(Outcome::failed(1, Status::StaleId));
+        assert_eq!(op.release(), Err(Follows::Call));
+        assert!(op.is_done());
     }
 }

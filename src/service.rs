@@ -57,7 +57,7 @@ impl Context {
             return Ok(());
         };
         drop(running);
-        self.wake_service();
+        self.wake_sleepers();
         let joined = thread.join();
         *self.service.lock() = None;
         self.service_ended.notify_all();
