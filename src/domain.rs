@@ -175,7 +175,7 @@ impl Context {
         }
         let mut body = slot.body.lock();
         for window in &stuck {
-            body.pool.give(*window, 0);
+            self.lay_in(&mut body, *window);
         }
         stuck.len()
     }
@@ -232,9 +232,15 @@ impl Context {
         body.allocating -= 1;
         let window = allocated?;
         body.pool.windows += 1;
+        self.lay_in(&mut body, window);
+        Ok(())
+    }
+
+    /// Puts a window into the pool that is not back from a grant: when its next key may be bound is asked
+    /// anew.
+    fn lay_in(&self, body: &mut DomainBody, window: u32) {
         let due = self.windows.at(window).keys.lock().due(body.options.key_distance);
         body.pool.give(window, due);
-        Ok(())
     }
 
     /// Makes an empty pool ready for `more` grants, and by some more for the next, so that windows
