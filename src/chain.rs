@@ -1,5 +1,6 @@
 //! Chains of work requests under way, and how their completions are recognised.
 
+use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use parking_lot::Mutex;
@@ -87,6 +88,60 @@ pub struct Work {
     pub generation: u32,
     /// Of a successor's bind: window and generation of the grant that must be ended before it.
     pub after: Option<(u32, u32)>,
+}
+
+/// Requests that wait for room in the send queue, in order.
+#[derive(Default)]
+pub struct Line {
+    works: VecDeque<Work>,
+    /// How many of them are LOCAL_INVs: asked for at each turn of what may be a long line.
+    invalidates: usize,
+}
+
+impl Line {
+    pub fn len(&self) -> usize {
+        self.works.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.works.is_empty()
+    }
+
+    pub fn has_invalidates(&self) -> bool {
+        self.invalidates > 0
+    }
+
+    pub fn get(&self, at: usize) -> Option<&Work> {
+        self.works.get(at)
+    }
+
+    pub fn push_back(&mut self, work: Work) {
+        self.invalidates += usize::from(work.kind == Kind::Invalidate);
+        self.works.push_back(work);
+    }
+
+    pub fn push_front(&mut self, work: Work) {
+        self.invalidates += usize::from(work.kind == Kind::Invalidate);
+        self.works.push_front(work);
+    }
+
+    pub fn pop_front(&mut self) -> Option<Work> {
+        let work = self.works.pop_front()?;
+        self.invalidates -= usize::from(work.kind == Kind::Invalidate);
+        Some(work)
+    }
+
+    /// The last one goes out only behind the end of this grant.
+    pub fn set_last_after(&mut self, window: u32, generation: u32) {
+        if let Some(work) = self.works.back_mut() {
+            work.after = Some((window, generation));
+        }
+    }
+
+    pub fn retain(&mut self, mut stays: impl FnMut(Work) -> bool) {
+        self.works.retain(|work| stays(*work));
+        self.invalidates = self.works.iter().filter(|work| work.kind == Kind::Invalidate).count();
+    }
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -205,6 +260,22 @@ mod tests {
             assert_eq!(raw & MARK, MARK);
         }
         assert_eq!(WrIds::new(0).parse(ids.make(WrId { slot: 1, generation: 1, position: 1 })), None);
+    }
+
+    #[test]
+    fn a_line_knows_of_its_invalidates() {
+        let work = |kind| Work { window: 0, kind, generation: 0, after: None };
+        let mut line = Line::default();
+        line.push_back(work(Kind::Bind));
+        line.push_front(work(Kind::Invalidate));
+        line.set_last_after(3, 4);
+        assert!(line.has_invalidates());
+        assert_eq!(line.pop_front().map(|first| first.kind), Some(Kind::Invalidate));
+        assert!(!line.has_invalidates());
+        line.push_back(work(Kind::Invalidate));
+        assert_eq!(line.get(0).and_then(|first| first.after), Some((3, 4)));
+        line.retain(|each| each.kind == Kind::Bind);
+        assert!(!line.has_invalidates() && line.len() == 1);
     }
 
     #[test]

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use parking_lot::Mutex;
 
-use crate::chain::Work;
+use crate::chain::Line;
 use crate::context::Context;
 use crate::cq::Mode;
 use crate::device::{Cq, Qp, QpMarks};
@@ -81,7 +81,7 @@ pub struct PeerBody {
     /// could not be moved to ERR.
     pub given_up: u32,
     /// Work that waits for room in the send queue.
-    pub pending: VecDeque<Work>,
+    pub pending: Line,
     /// Committed chains in the order of the send queue.
     pub outstanding: VecDeque<u32>,
     /// Chains prepared and not committed.

@@ -59,7 +59,7 @@ impl Context {
     /// Posts what waits, as far as the budget goes: one post and one signaled completion a chain.
     pub fn pump(&self, index: u32, body: &mut PeerBody) {
         if body.pending.len() > 2 * body.windows + DEAD_ENTRIES {
-            body.pending.retain(|work| self.concerns(*work));
+            body.pending.retain(|work| self.concerns(work));
         }
         if !body.pending.is_empty() && !body.may_post() {
             self.retry_later(body);

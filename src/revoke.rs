@@ -192,7 +192,7 @@ impl Context {
 
     /// The same for what waits in a client's line: only LOCAL_INVs need it.
     pub fn look_in_line(&self, peer: u32) {
-        self.look_at_client(peer, |body| body.pending.iter().any(|work| work.kind == Kind::Invalidate));
+        self.look_at_client(peer, |body| body.pending.has_invalidates());
     }
 
     fn look_at_client(&self, peer: u32, must: impl FnOnce(&PeerBody) -> bool) {
@@ -548,9 +548,7 @@ impl Context {
         let fresh = self.windows.at(window).right().generation;
         let item = self.op(op).add_item(window, fresh, id);
         self.push_bind(Waiter { op, item }, window, &mut body);
-        if let Some(bind) = body.pending.back_mut() {
-            bind.after = Some((old, generation));
-        }
+        body.pending.set_last_after(old, generation);
         self.pump(owner, &mut body);
         Ok(true)
     }
