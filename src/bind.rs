@@ -283,7 +283,7 @@ impl Context {
             }
             Posted::Part(_, error) => {
                 body.pending.push_back(works[1]);
-                self.retry_later(body);
+                self.retry_later(index, body);
                 Ok(Bound::Refused(error))
             }
         }

@@ -107,6 +107,10 @@ pub struct Context {
     pub to_pump: Mutex<std::collections::VecDeque<u32>>,
     /// A post was refused for lack of room.
     pub wants_retry: AtomicBool,
+    /// The peers that this is about.
+    pub to_retry: Mutex<std::collections::VecDeque<u32>>,
+    /// Some domain's pool ran low.
+    pub wants_refill: AtomicBool,
     /// The earliest deadline of an operation under way; too early does no harm.
     pub next_deadline: AtomicU64,
     /// Held while that is made anew, and by whoever must not miss it.
@@ -176,6 +180,8 @@ impl Context {
             forgets_chains: AtomicBool::new(false),
             to_pump: Mutex::default(),
             wants_retry: AtomicBool::new(false),
+            to_retry: Mutex::default(),
+            wants_refill: AtomicBool::new(false),
             next_deadline: AtomicU64::new(u64::MAX),
             looking: Mutex::default(),
             fatal: AtomicBool::new(false),

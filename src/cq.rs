@@ -72,6 +72,8 @@ pub struct Queues {
     table: Box<[AtomicUsize]>,
     /// Slots to use again. Held while the table changes.
     free: Mutex<Vec<u32>>,
+    /// Completions kept in all of them.
+    kept: AtomicUsize,
     /// Held for reading while a queue is polled that no peer uses: it gets its first peer, on whose behalf
     /// completions may be kept, before or after that.
     entering: RwLock<()>,
@@ -96,6 +98,7 @@ impl Default for Queues {
             slots: Slab::new(MAX_QUEUES),
             table: (0..MAX_QUEUES * 2).map(|_| AtomicUsize::new(0)).collect(),
             free: Mutex::default(),
+            kept: AtomicUsize::new(0),
             entering: RwLock::default(),
         }
     }
@@ -210,6 +213,7 @@ impl Queues {
             }
             std::mem::take(&mut body.kept)
         };
+        self.kept.fetch_sub(kept.len(), Ordering::Relaxed);
         self.remove_idle(index);
         Ok(kept)
     }
@@ -223,6 +227,7 @@ impl Queues {
         let mut free = self.free.lock();
         if let Ok(index) = self.find(cq).map_or_else(|| self.add(cq, &mut free), Ok) {
             let mut body = self.at(index).body.lock();
+            self.kept.fetch_add(kept.len(), Ordering::Relaxed);
             kept.append(&mut body.kept);
             body.kept = kept;
         }
@@ -230,7 +235,7 @@ impl Queues {
 
     /// Whether completions of the application wait for its next poll.
     pub fn any_kept(&self) -> bool {
-        (0..self.slots.len() as u32).any(|q| !self.at(q).body.lock().kept.is_empty())
+        self.kept.load(Ordering::Relaxed) > 0
     }
 }
 
@@ -282,6 +287,7 @@ impl Context {
         }
         while *filled < out.len() {
             let Some(kept) = body.kept.pop_front() else { break };
+            self.queues.kept.fetch_sub(1, Ordering::Relaxed);
             out[*filled].write(kept);
             *filled += 1;
         }
@@ -363,6 +369,7 @@ impl Context {
                 count(&self.counters.completions_kept);
                 if !broken("keeping") {
                     body.kept.push_back(wc);
+                    self.queues.kept.fetch_add(1, Ordering::Relaxed);
                 }
             }
         }

@@ -257,6 +257,9 @@ impl Context {
 
     /// Tops up the pools that ran low. For ticks: at most `most` kernel calls.
     pub fn refill_some(&self, mut most: usize) {
+        if !self.wants_refill.swap(false, Ordering::AcqRel) {
+            return;
+        }
         for index in 0..self.domains.len() as u32 {
             let wanted = {
                 let body = self.domains.at(index).body.lock();
@@ -271,7 +274,7 @@ impl Context {
             }
             if most == 0 || self.is_due() {
                 self.domains.at(index).body.lock().wants_refill = true;
-                self.raise();
+                self.call_for_refill();
                 return;
             }
         }
@@ -342,6 +345,12 @@ impl Context {
         self.empty_windows.lock().push(index);
     }
 
+    /// The next tick is to look which pools ran low.
+    fn call_for_refill(&self) {
+        self.wants_refill.store(true, Ordering::Release);
+        self.raise();
+    }
+
     /// A window for a grant, with its next rkey. Never waits.
     pub fn take_window(&self, domain: u32) -> Option<(u32, u32)> {
         let mut body = self.domains.at(domain).body.lock();
@@ -349,7 +358,7 @@ impl Context {
             body.wants_refill = true;
             drop(body);
             count(&self.counters.pool_misses);
-            self.raise();
+            self.call_for_refill();
             return None;
         };
         let now = body.pool.grants;
@@ -359,7 +368,7 @@ impl Context {
         let (wants, key_distance) = (body.wants_refill, body.options.key_distance);
         drop(body);
         if wants {
-            self.raise();
+            self.call_for_refill();
         }
         let window = self.windows.at(index);
         let mut keys = window.keys.lock();

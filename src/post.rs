@@ -62,7 +62,7 @@ impl Context {
             body.pending.retain(|work| self.concerns(work));
         }
         if !body.pending.is_empty() && !body.may_post() {
-            self.retry_later(body);
+            self.retry_later(index, body);
             return self.raise_fd();
         }
         while body.life == Life::Live && !body.pending.is_empty() && body.used < body.budget {
@@ -165,7 +165,7 @@ impl Context {
         let n = works.len();
         let (Some(qp), Some(slot)) = (body.qp, self.chains.take()) else {
             self.put_back(body, works);
-            self.retry_later(body);
+            self.retry_later(index, body);
             return false;
         };
         let result = self.post_in(slot, index, body, qp, works, Manner::OURS);
@@ -181,7 +181,7 @@ impl Context {
             body.suspect = true;
         } else if matches!(error.0, libc::ENOMEM | libc::EAGAIN) {
             // The application's own requests fill the queue: room comes with its completions.
-            self.retry_later(body);
+            self.retry_later(index, body);
         } else {
             return self.refused(index, body, qp, error);
         }
@@ -382,8 +382,10 @@ impl Context {
     }
 
     /// What waits in line goes out at the next occasion.
-    pub fn retry_later(&self, body: &mut PeerBody) {
-        body.retry = true;
+    pub fn retry_later(&self, index: u32, body: &mut PeerBody) {
+        if !std::mem::replace(&mut body.retry, true) {
+            self.to_retry.lock().push_back(index);
+        }
         self.wants_retry.store(true, Ordering::Release);
     }
 
@@ -392,7 +394,9 @@ impl Context {
         if !self.wants_retry.swap(false, Ordering::AcqRel) {
             return;
         }
-        for index in 0..self.peers.len() as u32 {
+        let due = self.to_retry.lock().len();
+        for _ in 0..due {
+            let Some(index) = ({ self.to_retry.lock().pop_front() }) else { break };
             let mut body = self.peers.at(index).body.lock();
             if std::mem::take(&mut body.retry) {
                 self.pump_soon(index, &mut body);

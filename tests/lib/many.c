@@ -3,6 +3,7 @@
  * wait return. Each time is compared with that of granting as many, in the same run. */
 #include "trouble.h"
 
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -120,10 +121,80 @@ static void revocations_end(void)
 	house_ok("%d revocations under way end at their deadline in a time that grows with their number", MANY);
 }
 
+#define PEERS 1000
+
+static mwctl_status tick(void)
+{
+	return mwctl_tick(house.ctx);
+}
+
+static mwctl_status poll_other(void)
+{
+	struct ibv_wc wc;
+
+	RC_CHECK_EQ(0, mwctl_poll_cq(house.ctx, house.client[1].pair.server.cq, 1, &wc));
+	return MWCTL_STATUS_OK;
+}
+
+/* The best of some rounds of calls. */
+static double time_of(mwctl_status (*call)(void))
+{
+	double best = 1e9;
+
+	for (int round = 0; round < 20; round++) {
+		double begin = rc_now();
+
+		for (int i = 0; i < 50; i++)
+			HOUSE_OK(call());
+		if (rc_now() - begin < best)
+			best = rc_now() - begin;
+	}
+	return best;
+}
+
+static void check_calls(const char *what, double few, double many)
+{
+	printf("50 %s: %.1f us with %d clients, %.1f us with %d more\n", what, few * 1e6, house.clients, many * 1e6,
+	       PEERS);
+	RC_CHECK(many < 4 * few);
+}
+
+/* One client's queue is full: that is the one that is tried again. */
+static void others_go_on(void)
+{
+	static struct rc_pair pairs[PEERS];
+	static mwctl_peer peers[PEERS];
+	struct rc_options rc = {.server_pd = house.pd, .client_pd = house.client_pd, .cqe = 16};
+	mwctl_result held = house_grant(&house, 0, 0, 64, HOUSE_WRITE);
+	struct heard heard = {0};
+	uint64_t full = trouble_order(MWCTL_SIM_FAIL_POST, house.client[0].pair.server.qp, 0, ENOMEM);
+	double ticks, polls;
+
+	HOUSE_OK(mwctl_revoke_start(house.ctx, &held.grant, 1, 0, MWCTL_KILL_NEVER, heard_done, &heard));
+	ticks = time_of(tick);
+	polls = time_of(poll_other);
+	for (int i = 0; i < PEERS; i++) {
+		rc_pair_open(&pairs[i], &house.device, &rc);
+		HOUSE_OK(mwctl_peer_attach(house.ctx, house.domain, pairs[i].server.qp, NULL, 0, &peers[i]));
+	}
+	check_calls("ticks", ticks, time_of(tick));
+	check_calls("polls", polls, time_of(poll_other));
+	RC_CHECK_EQ(0, heard.calls);
+	trouble_release(full);
+	heard_await(&house, &heard);
+	RC_CHECK_EQ(MWCTL_STATUS_OK, heard.status);
+	for (int i = 0; i < PEERS; i++) {
+		HOUSE_OK(mwctl_peer_detach(house.ctx, peers[i], 0));
+		rc_pair_close(&pairs[i]);
+	}
+	house_ok("what one client's full queue costs the others does not grow with their number");
+}
+
 int main(void)
 {
 	struct house_options options = {.peer.budget = 64, .domain.reserve = 2 * MANY,
 					.context.timeout_us = 60000000};
+	struct house_options few = {.context.timeout_us = 60000000};
 	struct house_options large = {.peer.budget = MANY, .clients = 1, .domain.reserve = MANY,
 				      .context.timeout_us = 60000000};
 
@@ -133,6 +204,9 @@ int main(void)
 	grants_in_turns();
 	transfer_begins();
 	grants_end();
+	house_close(&house);
+	house_open(&house, &few);
+	others_go_on();
 	house_close(&house);
 	house_open(&house, &large);
 	revocations_end();
