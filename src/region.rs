@@ -11,6 +11,7 @@ use crate::grid::Grid;
 use crate::id::Kind;
 use crate::memory::Mapping;
 use crate::status::{Result, Status};
+use crate::window::Right;
 
 pub const DEFAULT_BLOCK: u64 = 2 << 20;
 const MAX_BLOCKS: u64 = 1 << 26;
@@ -353,26 +354,44 @@ impl Context {
     pub fn block_figures(&self, region: u64) -> Result<BlockFigures> {
         let (index, facts) = self.region_facts(region)?;
         let blocks = self.regions.at(index).blocks.lock();
-        let open = |block: usize| self.is_open(index, facts.addr + block as u64 * blocks.size, blocks.size);
+        let count = blocks.taken.len();
+        let block_of = |addr: u64| ((addr - facts.addr) / blocks.size) as usize;
+        let mut open = Vec::new();
+        self.each_open(index, facts.addr, facts.length, |right| {
+            open.push((block_of(right.addr), block_of(right.addr + (right.length - 1))));
+        });
+        open.sort_unstable();
+        let (mut quarantined, mut looked_at) = (0, 0);
+        for (first, last) in open {
+            let end = (last + 1).min(count);
+            quarantined += (first.max(looked_at)..end).filter(|block| !blocks.taken[*block]).count();
+            looked_at = looked_at.max(end);
+        }
         Ok(BlockFigures {
             size: blocks.size,
-            count: blocks.taken.len(),
+            count,
             taken: blocks.taken.iter().filter(|taken| **taken).count(),
-            quarantined: (0..blocks.taken.len()).filter(|b| !blocks.taken[*b] && open(*b)).count(),
+            quarantined,
         })
     }
 
     /// Whether a right into this range may be in use.
     fn is_open(&self, region: u32, addr: u64, length: u64) -> bool {
         let mut open = false;
-        if broken("blocks") {
-            return open;
+        if !broken("blocks") {
+            self.each_open(region, addr, length, |_| open = true);
         }
+        open
+    }
+
+    /// Calls `visit` for each right that may be in use and touches this range, for some more than once.
+    fn each_open(&self, region: u32, addr: u64, length: u64, mut visit: impl FnMut(&Right)) {
         self.regions.at(region).grid.each_near(addr, length, |window| {
             let right = self.windows.at(window).right();
             let usable = right.state.is_open() && !self.is_hidden(window);
-            open |= usable && right.region == region && right.overlaps(addr, length);
+            if usable && right.region == region && right.overlaps(addr, length) {
+                visit(&right);
+            }
         });
-        open
     }
 }

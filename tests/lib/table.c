@@ -92,7 +92,19 @@ static void blocks(void)
 	HOUSE_OK(mwctl_block_take(house.ctx, house.region, 4, &more));
 	RC_CHECK_EQ(first, more);
 	HOUSE_STATUS(MWCTL_STATUS_NO_BLOCKS, mwctl_block_take(house.ctx, house.region, 5, &more));
-	HOUSE_OK(mwctl_block_give(house.ctx, house.region, first, 4));
+	/* Each is counted once, whatever lies in it. */
+	house_grant(&house, 0, 64, 2 * info.block_size, HOUSE_WRITE);
+	house_grant(&house, 1, info.block_size + 4096, 64, HOUSE_WRITE);
+	house_grant(&house, 1, info.block_size + 4096, 4096, HOUSE_READ);
+	HOUSE_OK(mwctl_block_give(house.ctx, house.region, first, 3));
+	HOUSE_OK(mwctl_region_info_get(house.ctx, house.region, &info, sizeof(info)));
+	RC_CHECK_EQ(1, info.blocks_taken);
+	RC_CHECK_EQ(3, info.blocks_quarantined);
+	for (int i = 0; i < 2; i++)
+		HOUSE_OK(mwctl_revoke_peer(house.ctx, house.client[i].peer, 0, 0, NULL));
+	HOUSE_OK(mwctl_region_info_get(house.ctx, house.region, &info, sizeof(info)));
+	RC_CHECK_EQ(0, info.blocks_quarantined);
+	HOUSE_OK(mwctl_block_give(house.ctx, house.region, first + 3 * info.block_size, 1));
 	house_ok("a block with an open right is not handed out");
 }
 
