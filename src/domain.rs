@@ -175,7 +175,7 @@ impl Context {
         }
         let mut body = slot.body.lock();
         for window in &stuck {
-            self.lay_in(&mut body, *window);
+            self.give_to(&mut body, *window);
         }
         stuck.len()
     }
@@ -232,15 +232,16 @@ impl Context {
         body.allocating -= 1;
         let window = allocated?;
         body.pool.windows += 1;
-        self.lay_in(&mut body, window);
+        self.give_to(&mut body, window);
         Ok(())
     }
 
-    /// Puts a window into the pool that is not back from a grant: when its next key may be bound is asked
-    /// anew.
-    fn lay_in(&self, body: &mut DomainBody, window: u32) {
-        let due = self.windows.at(window).keys.lock().due(body.options.key_distance);
-        body.pool.give(window, due);
+    /// Puts a free window into its pool: its next key may have to rest.
+    fn give_to(&self, body: &mut DomainBody, index: u32) {
+        let window = self.windows.at(index);
+        let current = window.device_rkey.load(Ordering::Acquire) as u8;
+        let due = window.keys.lock().due(body.options.key_distance, current);
+        body.pool.give(index, due);
     }
 
     /// Makes an empty pool ready for `more` grants, and by some more for the next, so that windows
@@ -365,7 +366,7 @@ impl Context {
         if body.pool.ready() < body.options.reserve as usize / 4 {
             body.wants_refill = true;
         }
-        let (wants, key_distance) = (body.wants_refill, body.options.key_distance);
+        let wants = body.wants_refill;
         drop(body);
         if wants {
             self.call_for_refill();
@@ -376,24 +377,25 @@ impl Context {
             keys.renew();
         }
         let time = now_ns();
-        if let (Some(distance), Some(age)) = (keys.distance(now), keys.age(time)) {
+        let device_rkey = window.device_rkey.load(Ordering::Acquire);
+        let current = device_rkey as u8;
+        if let (Some(distance), Some(age)) = (keys.distance(now, current), keys.age(time, current)) {
             count(&self.counters.keys_reused);
             note_smallest(&self.counters.smallest_key_distance, distance);
             note_smallest(&self.counters.smallest_key_age_ns, age);
         }
-        let device_rkey = window.device_rkey.load(Ordering::Acquire);
-        let key = keys.take(now, time, device_rkey as u8);
-        window.due.store(keys.due(key_distance), Ordering::Relaxed);
+        let key = keys.take(now, time, current);
         let rkey = device_rkey & !0xff | key as u32;
         Some((index, rkey))
     }
 
-    /// Gives an unbound window back to its pool.
+    /// Gives an unbound window back to its pool: its key is out of use from here on.
     pub fn give_window(&self, index: u32) {
         let window = self.windows.at(index);
         let domain = window.domain.load(Ordering::Acquire);
         let mut body = self.domains.at(domain).body.lock();
-        body.pool.give(index, window.due.load(Ordering::Relaxed));
+        window.keys.lock().end(body.pool.grants, now_ns());
+        self.give_to(&mut body, index);
     }
 
     /// A window whose object is gone leaves its domain.

@@ -17,13 +17,15 @@ pub struct KeyRing {
     start: u8,
     /// Keys used so far.
     used: u64,
-    /// For each segment, the last use of its newest key.
+    /// The keys before this one need not rest.
+    fresh_until: u64,
+    /// For each segment, when a key of it was in use last.
     last_use: [Use; SEGMENTS],
     /// What stood there for the segment that is being walked, from the round before.
     previous: Use,
 }
 
-/// When a key was last bound: the domain's count of grants, and the time.
+/// When a key was in use: the domain's count of grants, and the time.
 #[derive(Clone, Copy, Default)]
 struct Use {
     grants: u64,
@@ -35,50 +37,67 @@ impl KeyRing {
     pub fn new(random: u64, current: u8) -> Self {
         let step = (random as u8) | 1;
         let start = current.wrapping_add(step);
-        KeyRing { step, start, ..KeyRing::default() }
+        KeyRing { step, start, fresh_until: KEYS, ..KeyRing::default() }
     }
 
-    fn segment(&self) -> usize {
-        ((self.used % KEYS) / SEGMENT) as usize
+    fn key(&self, turn: u64) -> u8 {
+        self.start.wrapping_add(self.step.wrapping_mul(turn as u8))
     }
 
-    /// When the next key was last bound, or a little later: in a round before this one.
-    fn last(&self) -> Use {
-        if self.used % SEGMENT == 0 { self.last_use[self.segment()] } else { self.previous }
+    fn segment(turn: u64) -> usize {
+        ((turn % KEYS) / SEGMENT) as usize
+    }
+
+    /// The turn of the next key that is not `current`, the one that the window has: a bind changes it.
+    fn next(&self, current: u8) -> u64 {
+        self.used + u64::from(self.key(self.used) == current)
+    }
+
+    /// When the key of the next turn was last in use, or a little later: in a round before this one.
+    fn last(&self, turn: u64) -> Use {
+        let walked = self.used % SEGMENT != 0 && Self::segment(turn) == Self::segment(self.used);
+        if walked { self.previous } else { self.last_use[Self::segment(turn)] }
     }
 
     /// The count of grants from which the next key may be bound, given the distance to keep.
-    pub fn due(&self, distance: u64) -> u64 {
-        if self.used < KEYS || broken("distance") {
+    pub fn due(&self, distance: u64, current: u8) -> u64 {
+        let next = self.next(current);
+        if next < self.fresh_until || broken("distance") {
             return 0;
         }
-        self.last().grants.saturating_add(distance)
+        self.last(next).grants.saturating_add(distance)
     }
 
     /// Grants since the next key was last valid; `None` if it never was.
-    pub fn distance(&self, now: u64) -> Option<u64> {
-        (self.used >= KEYS).then(|| now - self.last().grants)
+    pub fn distance(&self, now: u64, current: u8) -> Option<u64> {
+        let next = self.next(current);
+        (next >= KEYS).then(|| now - self.last(next).grants)
     }
 
     /// Nanoseconds since the next key was last valid; `None` if it never was.
-    pub fn age(&self, time: u64) -> Option<u64> {
-        (self.used >= KEYS).then(|| time.saturating_sub(self.last().time))
+    pub fn age(&self, time: u64, current: u8) -> Option<u64> {
+        let next = self.next(current);
+        (next >= KEYS).then(|| time.saturating_sub(self.last(next).time))
     }
 
-    /// Takes the next key that is not `current`, the one that the window has: a bind changes it.
-    /// `now` is the domain's count of grants.
+    /// Takes the next key. `now` is the domain's count of grants.
     pub fn take(&mut self, now: u64, time: u64, current: u8) -> u8 {
-        loop {
-            let key = self.start.wrapping_add(self.step.wrapping_mul(self.used as u8));
-            let segment = self.segment();
+        let next = self.next(current);
+        while self.used <= next {
+            let segment = Self::segment(self.used);
             if self.used % SEGMENT == 0 {
                 self.previous = self.last_use[segment];
             }
             self.last_use[segment] = Use { grants: now, time };
             self.used += 1;
-            if key != current {
-                return key;
-            }
+        }
+        self.key(next)
+    }
+
+    /// The key that was taken last opens nothing any more: its rest begins.
+    pub fn end(&mut self, now: u64, time: u64) {
+        if let Some(turn) = self.used.checked_sub(1) {
+            self.last_use[Self::segment(turn)] = Use { grants: now, time };
         }
     }
 
@@ -91,16 +110,16 @@ impl KeyRing {
 
     /// Whether this key was taken since the ring began.
     pub fn was_taken(&self, key: u8) -> bool {
-        (0..self.used.min(KEYS)).any(|n| self.start.wrapping_add(self.step.wrapping_mul(n as u8)) == key)
+        (0..self.used.min(KEYS)).any(|turn| self.key(turn) == key)
     }
 
     pub fn is_used(&self) -> bool {
         self.used > 0
     }
 
-    /// All that may remember a key of this ring is gone: it starts over.
+    /// All that may remember a key of this ring is gone: for a round none needs to rest.
     pub fn renew(&mut self) {
-        self.used = 0;
+        self.fresh_until = self.used + KEYS;
     }
 }
 
@@ -169,7 +188,7 @@ mod tests {
         let mut rings: Vec<KeyRing> = (0..WINDOWS).map(|n| KeyRing::new(n, 0)).collect();
         for now in 0..WINDOWS * KEYS * 4 {
             let ring = &mut rings[(now % WINDOWS) as usize];
-            assert!(ring.due(WINDOWS * (KEYS - SEGMENT)) <= now, "at {now}");
+            assert!(ring.due(WINDOWS * (KEYS - SEGMENT), 0) <= now, "at {now}");
             ring.take(now, 0, 0);
         }
     }
@@ -182,13 +201,62 @@ mod tests {
     }
 
     #[test]
+    fn the_key_behind_one_that_is_passed_over_rests_as_well() {
+        // The window comes back from the device with the one key that is left.
+        let mut ring = KeyRing::new(5, 42);
+        (1..KEYS).for_each(|now| assert_ne!(ring.take(now, 0, 42), 42));
+        assert!(ring.due(1000, 42) >= 1001);
+        assert_eq!(ring.due(1000, 41), 0);
+        assert!(ring.distance(300, 42).is_some_and(|distance| distance <= 299));
+        let first = KeyRing::new(5, 42).take(0, 0, 42);
+        assert_eq!(ring.take(300, 0, 42), first);
+    }
+
+    #[test]
+    fn a_key_rests_from_the_end_of_its_use() {
+        let mut ring = KeyRing::new(5, 0);
+        let mut current = 0;
+        let mut next = |ring: &mut KeyRing, now| {
+            current = ring.take(now, 0, current);
+            current
+        };
+        (0..SEGMENT).for_each(|now| {
+            next(&mut ring, now);
+        });
+        ring.end(5000, 0);
+        (SEGMENT..KEYS).for_each(|turn| {
+            next(&mut ring, 5000 + turn);
+        });
+        assert_eq!(ring.due(1000, 0), 6000);
+        assert_eq!(ring.distance(5600, 0), Some(600));
+    }
+
+    #[test]
+    fn a_renewed_ring_rests_again_after_a_round_and_forgets_no_use() {
+        let mut ring = KeyRing::new(5, 42);
+        let mut current = 42;
+        let mut round = |ring: &mut KeyRing| {
+            for _ in 0..KEYS {
+                assert_eq!(ring.due(u64::MAX, current), 0);
+                current = ring.take(7, 0, current);
+            }
+            assert_eq!(ring.due(u64::MAX, current), u64::MAX);
+        };
+        round(&mut ring);
+        ring.renew();
+        assert!(ring.was_taken(42));
+        assert_eq!(ring.distance(10, 41), Some(3));
+        round(&mut ring);
+    }
+
+    #[test]
     fn the_distance_never_overstates() {
         let mut ring = KeyRing::new(5, 0);
         let mut last = [None::<u64>; 256];
         let mut current = 0;
         for now in 0..2000u64 {
-            let kept = ring.distance(now);
-            let due = ring.due(100);
+            let kept = ring.distance(now, current);
+            let due = ring.due(100, current);
             current = ring.take(now, 0, current);
             let key = current;
             match last[key as usize].replace(now) {

@@ -75,7 +75,7 @@ mod tests {
         assert!(!memory.remember(77, ring));
         assert!(memory.was_taken(77, 9) && !memory.was_taken(78, 9));
         let ring = memory.recall(77, 5, 1).unwrap();
-        assert_eq!(ring.due(1000), 1005);
+        assert_eq!(ring.due(1000, 9), 1005);
         assert!(memory.recall(77, 5, 1).is_none());
     }
 }

@@ -158,8 +158,6 @@ pub struct Window {
     bind_waiter: AtomicU64,
     /// The newest revocation that waits; older ones hang behind it in their operations.
     revoke_waiter: AtomicU64,
-    /// The domain's count of grants from which the next key may be bound.
-    pub due: AtomicU64,
     /// The key that the device holds: the last one bound, or the one it was allocated with.
     pub device_rkey: AtomicU32,
     pub domain: AtomicU32,
@@ -186,7 +184,6 @@ impl Default for Window {
         Window {
             hot: Hot::default(),
             mw: AtomicPtr::default(),
-            due: AtomicU64::new(0),
             device_rkey: AtomicU32::new(0),
             keys: Mutex::default(),
             domain: AtomicU32::new(NONE),
