@@ -293,10 +293,14 @@ impl Context {
     /// Some region of a domain.
     pub fn any_region(&self, domain: u64) -> Option<u64> {
         let (domain, _) = self.domain(domain).ok()?;
+        self.region_in(domain).map(|index| self.region_id(index))
+    }
+
+    pub fn region_in(&self, domain: u32) -> Option<u32> {
         let of = |index: &u32| {
             self.regions.at(*index).body.read().as_ref().is_some_and(|body| body.facts.domain == domain)
         };
-        (0..self.regions.len() as u32).find(of).map(|index| self.region_id(index))
+        (0..self.regions.len() as u32).find(of)
     }
 
     fn domain_id(&self, index: u32) -> u64 {

@@ -305,6 +305,9 @@ impl Context {
                     self.never_bound(index, &mut body, work.window, Outcome::failed(0, Status::NotPosted));
                 }
                 out.fill(Outcome::failed(0, status));
+                if status == Status::QueueFull {
+                    self.ask_for_room(index, &mut body);
+                }
             }
             prepared
         })

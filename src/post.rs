@@ -114,29 +114,68 @@ impl Context {
             || works.iter().any(|other| other.window == window && other.kind == Kind::Invalidate)
     }
 
-    /// Brings a completion behind requests that lost theirs when a post was cut: a grant of the same
-    /// right under a key that nobody is told, and its revocation. Nothing goes out to the peer.
+    /// Brings a completion behind requests of which none comes: a right to one byte under a key that nobody
+    /// is told, and its revocation. Nothing goes out to the peer.
     fn ask_behind(&self, index: u32, body: &mut PeerBody) {
-        let Some(last) = self.last_cut(body).filter(|work| !body.asking && self.concerns(*work)) else {
+        if body.asking || !self.is_cut(body) {
+            return;
+        }
+        let last = self.last_alive(body);
+        let region = match last {
+            Some(work) => Some(self.windows.at(work.window).right().region),
+            // Who leaves revokes, and that brings a completion.
+            None if body.leaving => None,
+            None => self.region_in(body.domain),
+        };
+        let Some(region) = region else { return };
+        // Held until the right is in the tables: the region stays.
+        let known = self.regions.at(region).body.read();
+        let Some(addr) = known.as_ref().filter(|known| !known.closing).map(|known| known.facts.addr) else {
             return;
         };
         let Some((window, rkey)) = self.take_window(body.domain) else { return };
         body.asking = true;
-        let like = self.windows.at(last.window).right();
-        let generation = self.windows.at(window).right().generation;
-        let right = Right { state: State::Binding, confirmed: false, generation, rkey, ..like };
+        let right = Right {
+            state: State::Binding,
+            confirmed: false,
+            generation: self.windows.at(window).right().generation,
+            rkey,
+            peer: index,
+            region,
+            access: verbs::IBV_ACCESS_REMOTE_READ,
+            addr,
+            length: 1,
+        };
         self.windows.at(window).hidden.store(true, Ordering::Relaxed);
         body.hidden += 1;
         self.enter(index, body, window, &right);
+        drop(known);
         body.pending.push_back(self.work(window, Kind::Bind));
-        if let Some(op) = self.detach_of(last.window) {
+        if let Some(op) = last.and_then(|work| self.detach_of(work.window)) {
             // The peer leaves when this has ended, too.
             let _ = self.attach(op, index, body, window, None);
         }
         self.start_revoke(index, body, window);
         self.pump(index, body);
         // Cut as well: the next occasion tries again.
-        body.asking = self.last_cut(body).is_none();
+        body.asking = !self.is_cut(body);
+    }
+
+    /// A chain that is to be prepared finds the budget in use. Where no completion is due that would bring
+    /// entries back, one is asked for.
+    pub fn ask_for_room(&self, index: u32, body: &mut PeerBody) {
+        if body.life != Life::Live {
+            return;
+        }
+        let comes = |slot: &u32| {
+            let state = self.chains.at(*slot).body.lock();
+            state.asked > 0 && !state.unclear
+        };
+        let Some(newest) = body.outstanding.back().copied() else { return };
+        if !body.outstanding.iter().any(comes) {
+            self.chains.at(newest).body.lock().cut = true;
+            self.pump(index, body);
+        }
     }
 
     /// The detach that waits for a window.
@@ -153,10 +192,15 @@ impl Context {
         None
     }
 
-    /// The last request of the newest chain, if that lost its completion.
-    fn last_cut(&self, body: &PeerBody) -> Option<Work> {
+    /// Whether no completion comes of the newest chain.
+    fn is_cut(&self, body: &PeerBody) -> bool {
+        body.outstanding.back().is_some_and(|slot| self.chains.at(*slot).body.lock().cut)
+    }
+
+    /// The newest request of the newest chain whose grant is there still.
+    fn last_alive(&self, body: &PeerBody) -> Option<Work> {
         let state = self.chains.at(*body.outstanding.back()?).body.lock();
-        state.works.last().filter(|_| state.cut).copied()
+        state.works.iter().rev().find(|work| self.concerns(**work)).copied()
     }
 
     /// Posts these requests as a chain; what is not posted goes back to the head of the line. False

@@ -367,7 +367,7 @@ impl Context {
         self.look_for_news(owner);
         self.with_works(|works| {
             let mut body = self.peers.at(owner).body.lock();
-            self.check_preparable(owner, &body, grants, works)?;
+            self.check_preparable(owner, &mut body, grants, grants.len(), works)?;
             let op = self.begin_op(timeout_us, kill, Some(callback.unwrap_or(NOBODY)))?;
             self.prepare_invalidates(owner, &mut body, op, works, wrs, grants.len())
         })
@@ -392,8 +392,7 @@ impl Context {
         self.look_for_news(owner);
         self.with_works(|works| {
             let mut body = self.peers.at(owner).body.lock();
-            self.check_preparable(owner, &body, &[grant], works)?;
-            self.check_room(&body, 2)?;
+            self.check_preparable(owner, &mut body, &[grant], 2, works)?;
             let (window, id, rkey) = self.place(&checked, &mut body)?;
             self.windows.at(window).prepared.store(true, Ordering::Relaxed);
             works.push(self.work(window, Kind::Bind));
@@ -416,12 +415,13 @@ impl Context {
         if known { Ok(right.peer) } else { Err(Status::StaleId) }
     }
 
-    /// Whether LOCAL_INVs for all these grants of one peer may be posted now.
+    /// Whether LOCAL_INVs for all these grants of one peer may be posted now, in a chain of `n`.
     fn check_preparable(
         &self,
         owner: u32,
-        body: &PeerBody,
+        body: &mut PeerBody,
         grants: &[u64],
+        n: usize,
         works: &mut Vec<Work>,
     ) -> Result<()> {
         for grant in grants {
@@ -445,7 +445,11 @@ impl Context {
         if body.life != Life::Live {
             return Err(Status::PeerDead);
         }
-        self.check_room(body, grants.len())
+        self.check_room(body, n).inspect_err(|status| {
+            if *status == Status::QueueFull {
+                self.ask_for_room(owner, body);
+            }
+        })
     }
 
     /// The first `n` works are the invalidates of the operation, which is dropped on an error.
