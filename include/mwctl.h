@@ -413,9 +413,9 @@ typedef struct mwctl_stats {
 
 // Options of mwctl_domain_open. All zero is the default.
 typedef struct mwctl_domain_options {
-  // Windows to have ready; allocated at once, topped up by mwctl_tick. 0: 64.
+  // Windows to have ready; allocated at once, topped up by mwctl_tick. 0: 64, or the limit.
   uint32_t reserve;
-  // Windows at most; 0: as many as the device allocates.
+  // Windows at most, no fewer than the reserve; 0: as many as the device allocates.
   uint32_t limit;
   // Grants of other windows before an rkey may be used again; 0: 1,000,000. UINT64_MAX: never
   // while a client stays attached that was attached when it was last in use.

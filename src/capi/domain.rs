@@ -24,7 +24,11 @@ pub unsafe extern "C" fn mwctl_domain_open(
         let pd = std::ptr::NonNull::new(pd).ok_or(Status::InvalidArgument)?;
         // SAFETY: as documented.
         let (pd, aliases) = unsafe { (Pd::new(pd), array(opts.aliases, opts.n_aliases)?) };
-        let reserve = if opts.reserve == 0 { DEFAULT_RESERVE } else { opts.reserve };
+        let most = if opts.limit == 0 { u32::MAX } else { opts.limit };
+        let reserve = if opts.reserve == 0 { DEFAULT_RESERVE.min(most) } else { opts.reserve };
+        if reserve > most {
+            return Err(Status::InvalidArgument);
+        }
         let core_opts = DomainOptions { reserve, limit: opts.limit, key_distance: opts.key_distance };
         *place = mwctl_domain { id: core.domain_open(pd, aliases, core_opts)? };
         Ok(())

@@ -94,9 +94,9 @@ pub struct mwctl_capabilities {
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct mwctl_domain_options {
-    /// Windows to have ready; allocated at once, topped up by mwctl_tick. 0: 64.
+    /// Windows to have ready; allocated at once, topped up by mwctl_tick. 0: 64, or the limit.
     pub reserve: u32,
-    /// Windows at most; 0: as many as the device allocates.
+    /// Windows at most, no fewer than the reserve; 0: as many as the device allocates.
     pub limit: u32,
     /// Grants of other windows before an rkey may be used again; 0: 1,000,000. UINT64_MAX: never
     /// while a client stays attached that was attached when it was last in use.

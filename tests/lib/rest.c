@@ -89,12 +89,32 @@ static void told_of_never(void)
 	house_ok("\"never\": keys that start over with new clients are counted as used again");
 }
 
+/* A limit below the default reserve. */
+static void few_windows(void)
+{
+	struct house_options options = {.clients = 1, .domain.limit = 3};
+	mwctl_domain_options more = {.reserve = 4, .limit = 3};
+	mwctl_domain_info pool;
+	struct house house;
+	mwctl_domain domain;
+
+	house_open(&house, &options);
+	HOUSE_OK(mwctl_domain_info_get(house.ctx, house.domain, &pool, sizeof(pool)));
+	RC_CHECK_EQ(3, pool.windows);
+	turn(&house, 4);
+	HOUSE_STATUS(MWCTL_STATUS_INVALID_ARGUMENT,
+		     mwctl_domain_open(house.ctx, house.pd, &more, sizeof(more), &domain));
+	house_close(&house);
+	house_ok("a limit of three windows is a reserve of three");
+}
+
 int main(void)
 {
 	bool sim = mwctl_sim_present();
 
 	held_long(sim ? 20000 : 2000);
 	told_of_never();
+	few_windows();
 	if (sim)
 		not_closed();
 	else
