@@ -275,13 +275,16 @@ impl Context {
         self.unlist(body, window_index);
         self.peers.at(index).grid.remove(window_index, right.addr, right.length);
         self.regions.at(right.region).grid.remove(window_index, right.addr, right.length);
-        count(match proof {
-            Proof::Invalidated => &self.counters.proved_invalidated,
-            Proof::Deallocated => &self.counters.proved_deallocated,
-            Proof::QpFenced => &self.counters.proved_qp_fenced,
-            Proof::PeerInvalidated => &self.counters.proved_peer_invalidated,
-            Proof::NeverBound | Proof::None => &self.counters.proved_never_bound,
-        });
+        // Nor was one of our own counted among the grants.
+        if !self.is_hidden(window_index) {
+            count(match proof {
+                Proof::Invalidated => &self.counters.proved_invalidated,
+                Proof::Deallocated => &self.counters.proved_deallocated,
+                Proof::QpFenced => &self.counters.proved_qp_fenced,
+                Proof::PeerInvalidated => &self.counters.proved_peer_invalidated,
+                Proof::NeverBound | Proof::None => &self.counters.proved_never_bound,
+            });
+        }
         let grant = self.make_id(id::Kind::Grant, window_index, right.generation);
         if let Some(waiter) = window.take_bind_waiter() {
             self.end_item(waiter, Outcome::failed(0, Status::BindFailed));

@@ -163,6 +163,15 @@ static void given_back(void)
 	end_all();
 }
 
+static void check_counts(void)
+{
+	mwctl_stats stats = house_stats(&house);
+
+	RC_CHECK_EQ(stats.grants, stats.proved_invalidated + stats.proved_deallocated + stats.proved_qp_fenced +
+					  stats.proved_peer_invalidated + stats.proved_never_bound);
+	RC_CHECK_EQ(1, stats.proved_peer_invalidated);
+}
+
 int main(void)
 {
 	for (int polling = MWCTL_POLLING_OURS; polling <= MWCTL_POLLING_YOURS; polling++) {
@@ -173,6 +182,7 @@ int main(void)
 		for_a_successor();
 		for_revocations();
 		given_back();
+		check_counts();
 		house_close(&house);
 		house_ok("room for a chain behind those that asked for no completion, polling %s",
 			 polling == MWCTL_POLLING_OURS ? "ours" : "yours");
