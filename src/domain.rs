@@ -314,14 +314,12 @@ impl Context {
     pub fn dealloc_object(&self, index: u32) -> std::result::Result<(), Errno> {
         let window = self.windows.at(index);
         let mw = Mw::from_raw(window.mw.load(Ordering::Acquire)).ok_or(Errno(libc::EINVAL))?;
-        // Off the index first: the device may hand the number to another window at once.
         let number = window.device_rkey.load(Ordering::Acquire) >> 8;
-        self.rkeys.set(number, None);
         let keys = window.keys.lock().clone();
+        // Before: the device may hand the number to another window at once.
         let forgets = self.memory_of_keys.lock().remember(number, keys);
         if let Err(error) = mw.dealloc() {
             self.memory_of_keys.lock().forget(number);
-            self.rkeys.set(number, Some(index));
             return Err(error);
         }
         if forgets {
@@ -341,6 +339,9 @@ impl Context {
     /// Gives back the slot of a window whose object is gone.
     pub fn give_slot(&self, index: u32) {
         let window = self.windows.at(index);
+        // Only now: until it was trusted that the object is gone, its key may have worked. The number may be
+        // another window's already.
+        self.rkeys.unset(window.device_rkey.load(Ordering::Acquire) >> 8, index);
         *window.keys.lock() = KeyRing::default();
         window.set_state(State::Empty);
         self.empty_windows.lock().push(index);

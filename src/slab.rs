@@ -73,6 +73,14 @@ impl Index24 {
         let stored = value.map_or(0, |v| v + 1);
         page[number as usize % INDEX_PAGE].store(stored, Ordering::Release);
     }
+
+    /// Maps `number` to nothing, if it was mapped to `value`.
+    pub fn unset(&self, number: u32, value: u32) {
+        if let Some(page) = self.pages[number as usize / INDEX_PAGE].get() {
+            let place = &page[number as usize % INDEX_PAGE];
+            let _ = place.compare_exchange(value + 1, 0, Ordering::AcqRel, Ordering::Relaxed);
+        }
+    }
 }
 
 /// A slab whose indexes are given back and handed out again, oldest first, so that a number
@@ -141,7 +149,9 @@ mod tests {
             assert_eq!(index.get(number), None);
             index.set(number, Some(number));
             assert_eq!(index.get(number), Some(number));
-            index.set(number, None);
+            index.unset(number, 7);
+            assert_eq!(index.get(number), Some(number));
+            index.unset(number, number);
             assert_eq!(index.get(number), None);
         }
         assert_eq!(index.get(1 << 24), None);
