@@ -463,7 +463,10 @@ pub fn bind_mw(qp: Qp, mw: NonNull<verbs::ibv_mw>, bind: &mut verbs::ibv_mw_bind
     }
     let named = match mr {
         Some(mr) => Some(region_for(&window.ctx, window.domain, mr)?),
-        None => body.region.or_else(|| window.ctx.any_region(window.domain)),
+        None => {
+            let last = body.region.filter(|region| window.ctx.region_facts(*region).is_ok());
+            last.or_else(|| window.ctx.any_region(window.domain))
+        }
     };
     let signaled = bind.send_flags & verbs::IBV_SEND_SIGNALED != 0;
     let Some(region) = named else {
