@@ -348,6 +348,13 @@ impl Context {
         self.lose_outstanding(index, body);
         self.drop_pending(index, body, Outcome::failed(0, Status::PeerDead));
         if news && life == Life::Dead {
+            self.tell_dead(index, body);
+        }
+    }
+
+    /// The QP is in error, and not by us: the application hears of that once.
+    pub fn tell_dead(&self, index: u32, body: &mut PeerBody) {
+        if !std::mem::replace(&mut body.told_dead, true) {
             let qp_num = self.peers.at(index).qp_num.load(Ordering::Acquire);
             self.event(Event { kind: EventKind::PeerDead, qp_num, peer: self.peer_id(index), grant: 0 });
         }

@@ -146,10 +146,18 @@ impl Context {
                 Err(error) => self.report_open(window, error.0),
             }
         }
-        if killed && matches!(body.life, Life::Live | Life::Connecting) {
+        if killed {
             // The application has heard of it: no event says so again.
-            body.life = Life::Dead;
-            self.peer_lost(index, &mut body, Life::Dead);
+            body.told_dead = true;
+        }
+        if killed || fenced == Fenced::InErr && moved == Moved::No {
+            if matches!(body.life, Life::Live | Life::Connecting) {
+                self.peer_lost(index, &mut body, Life::Dead);
+            }
+            // A deadline may have given it up before it was found so.
+            if body.life == Life::Dead {
+                self.tell_dead(index, &mut body);
+            }
         }
         let lives = must_stop && fenced == Fenced::No || moved == Moved::Claimed && !trusted;
         if lives && body.life == Life::Dead {

@@ -92,6 +92,8 @@ pub struct PeerBody {
     pub to_pump: bool,
     /// A post was refused for lack of room: try again at the next occasion.
     pub retry: bool,
+    /// The application has heard that the QP is in error.
+    pub told_dead: bool,
     /// A LOCAL_INV of ours did not complete by its deadline: post no more behind it.
     pub stuck: bool,
     /// An error was seen on the QP: look at its state before trusting the send queue.

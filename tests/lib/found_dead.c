@@ -1,0 +1,83 @@
+/* SPDX-License-Identifier: MIT OR Apache-2.0 */
+/* A queue pair that went to ERR by itself, and of which no completion told: whoever finds it so says so,
+ * once. */
+#include "trouble.h"
+
+#include <stdio.h>
+
+static struct house house;
+static int killed, dead;
+static uint64_t whose;
+
+static void on_event(void *user, const mwctl_event *event)
+{
+	(void)user;
+	killed += event->kind == MWCTL_EVENT_KIND_PEER_KILLED;
+	dead += event->kind == MWCTL_EVENT_KIND_PEER_DEAD;
+	whose = event->peer;
+}
+
+static void check_told_once(int as_killed, uint64_t other)
+{
+	mwctl_result out;
+
+	HOUSE_OK(mwctl_tick(house.ctx));
+	RC_CHECK_EQ(as_killed, killed);
+	RC_CHECK_EQ(!as_killed, dead);
+	RC_CHECK_EQ(house.client[0].peer.id, whose);
+	RC_CHECK_EQ(2, house_peer(&house, 0).life);
+	/* What is found later is no news. */
+	HOUSE_OK(mwctl_revoke(house.ctx, other, 0, &out));
+	RC_CHECK_EQ(MWCTL_PROOF_QP_FENCED, out.proof);
+	house_leave(&house, 0);
+	RC_CHECK_EQ(1, killed + dead);
+	killed = dead = 0;
+	house_join(&house, 0);
+}
+
+/* Deallocation needs no request: the look shows it. */
+static void by_a_deallocation(void)
+{
+	mwctl_result right = house_grant(&house, 0, 0, 4096, HOUSE_WRITE), out;
+	uint64_t other = house_grant(&house, 0, 4096, 4096, HOUSE_WRITE).grant;
+
+	rc_qp_modify(house.client[0].pair.server.qp, IBV_QPS_ERR);
+	HOUSE_OK(mwctl_peer_stuck(house.ctx, house.client[0].peer));
+	HOUSE_OK(mwctl_revoke(house.ctx, right.grant, 0, &out));
+	RC_CHECK_EQ(MWCTL_PROOF_QP_FENCED, out.proof);
+	check_told_once(0, other);
+	house_ok("a dead client is told when its window is deallocated");
+}
+
+/* The LOCAL_INV is flushed without a completion, as by mlx5; `dies` or not, the deadline ends it. */
+static void by_a_deadline(bool dies)
+{
+	mwctl_result right = house_grant(&house, 0, 0, 4096, HOUSE_WRITE), out;
+	uint64_t other = house_grant(&house, 0, 4096, 4096, HOUSE_WRITE).grant, lost;
+	struct ibv_qp *qp = house.client[0].pair.server.qp;
+
+	if (dies)
+		rc_qp_modify(qp, IBV_QPS_ERR);
+	lost = trouble_order(MWCTL_SIM_LOSE_COMPLETION, qp, 0, 0);
+	HOUSE_OK(mwctl_revoke(house.ctx, right.grant, 50000, &out));
+	RC_CHECK_EQ(MWCTL_PROOF_QP_FENCED, out.proof);
+	trouble_release(lost);
+	check_told_once(!dies, other);
+	house_ok("a client that %s is told at the deadline", dies ? "was dead" : "the deadline kills");
+}
+
+int main(void)
+{
+	struct house_options options = {.clients = 1, .context.on_event = on_event};
+
+	house_open(&house, &options);
+	by_a_deallocation();
+	if (mwctl_sim_present()) {
+		by_a_deadline(true);
+		by_a_deadline(false);
+	} else {
+		printf("skipped on %s: completions that are lost\n", house.device.label);
+	}
+	house_close(&house);
+	return 0;
+}
