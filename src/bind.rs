@@ -66,6 +66,11 @@ impl RegionFacts {
 }
 
 impl Context {
+    /// Whether all requests of a peer's queue pair ask for a completion.
+    pub fn signals_all(&self, peer: u64) -> bool {
+        self.peer(peer).is_ok_and(|(_, slot)| slot.body.lock().signal_all)
+    }
+
     /// Posts what binds a window to `span` instead of `old`, in one chain: nothing waits in line, so
     /// that requests of the application's keep their order with it. May make a kernel call.
     pub fn bind_now(&self, peer: u64, old: Option<u64>, span: &Span, ask: Ask) -> Result<Bound> {

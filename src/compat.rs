@@ -470,14 +470,17 @@ pub fn bind_mw(qp: Qp, mw: NonNull<verbs::ibv_mw>, bind: &mut verbs::ibv_mw_bind
     };
     let signaled = bind.send_flags & verbs::IBV_SEND_SIGNALED != 0;
     let Some(region) = named else {
-        return if signaled {
-            refuse(
+        if signaled || window.ctx.signals_all(peer) {
+            return refuse(
                 libc::EOPNOTSUPP,
                 "ibv_bind_mw: no region of the PD is known yet that could bring a completion",
-            )
-        } else {
-            Ok(())
-        };
+            );
+        }
+        // Without a region there is no right: it ended with its queue pair, or the client gave it back.
+        body.bound = None;
+        // SAFETY: under the body's lock.
+        unsafe { (*window.seen.get()).rkey = 0 };
+        return Ok(());
     };
     let span = Span { region, addr: info.addr, length: info.length, access: info.mw_access_flags };
     let first = bind.send_flags & verbs::IBV_SEND_FENCE;

@@ -861,14 +861,14 @@ static void test_fork(void)
 }
 
 /* What a window was bound to last is not there any more: it is not bound, and may be unbound. */
-static void test_unbind_without_region(void)
+static void test_unbind_without_region(int sq_sig_all)
 {
 	struct ibv_mw_bind unbind = {.wr_id = 7, .send_flags = IBV_SEND_SIGNALED}, bind;
 	struct rc_memory gone;
 	struct scene s;
 	uint32_t rkey;
 
-	open_scene(&s, 0);
+	open_scene(&s, sq_sig_all);
 	rc_memory_open(&gone, s.pd, BLOCK, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_MW_BIND);
 	bind = (struct ibv_mw_bind){.wr_id = 6,
 				    .send_flags = IBV_SEND_SIGNALED,
@@ -878,19 +878,30 @@ static void test_unbind_without_region(void)
 						  .mw_access_flags = REMOTE}};
 	RC_CHECK_EQ(0, ibv_bind_mw(s.pair[0].server.qp, s.mw, &bind));
 	await_bind(&s, 0, 6);
-	RC_CHECK_EQ(0, ibv_bind_mw(s.pair[0].server.qp, s.mw, &unbind));
-	await_bind(&s, 0, 7);
+	RC_CHECK(s.mw->rkey != 0);
+	/* The right ends with its queue pair. */
+	come_back(&s, 0);
 	rc_memory_close(&gone);
 	unbind.send_flags = 0;
-	RC_CHECK_EQ(0, ibv_bind_mw(s.pair[0].server.qp, s.mw, &unbind));
+	if (!sq_sig_all) {
+		RC_CHECK_EQ(0, ibv_bind_mw(s.pair[0].server.qp, s.mw, &unbind));
+		RC_CHECK_EQ(0, s.mw->rkey);
+	} else {
+		RC_CHECK_EQ(EOPNOTSUPP, ibv_bind_mw(s.pair[0].server.qp, s.mw, &unbind));
+	}
 	/* One that asks for a completion needs a region of the PD that the library knows. */
 	unbind.send_flags = IBV_SEND_SIGNALED;
 	RC_CHECK_EQ(EOPNOTSUPP, ibv_bind_mw(s.pair[0].server.qp, s.mw, &unbind));
 	rkey = (post_bind(&s, 0, 0, BLOCK, REMOTE, 8, IBV_SEND_SIGNALED), s.mw->rkey);
 	await_bind(&s, 0, 8);
 	lands(&s, 0, 0, rkey);
+	/* Now there is one. */
+	RC_CHECK_EQ(0, post_bind(&s, 0, 0, 0, 0, 9, IBV_SEND_SIGNALED));
+	await_bind(&s, 0, 9);
+	RC_CHECK_EQ(0, ibv_bind_mw(s.pair[0].server.qp, s.mw, &unbind));
+	await_bind(&s, 0, 7);
 	close_scene(&s);
-	rc_ok("an unbind of what is not bound when its last region is gone");
+	rc_ok("an unbind of what is not bound when its last region is gone%s", sq_sig_all ? ", under sq_sig_all" : "");
 }
 #endif
 
@@ -913,7 +924,8 @@ int main(void)
 	test_messages();
 	test_kept();
 	test_fork();
-	test_unbind_without_region();
+	test_unbind_without_region(0);
+	test_unbind_without_region(1);
 	if (mwctl_sim_present()) {
 		test_given_back();
 		test_refused_posts();
