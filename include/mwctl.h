@@ -550,7 +550,8 @@ typedef struct mwctl_result {
 // result, valid during the call. Called with no lock held, from mwctl_poll_cq,
 // mwctl_take_wc, mwctl_cq_empty, mwctl_tick, a waiting call or the service thread, on whichever thread
 // that is, also before the call that began it has returned on another; it may call back into the
-// library.
+// library. What comes due while callbacks run is called back by the next call, for which the event fd
+// asks; calls made in callbacks call back themselves, one within the other up to 32 deep.
 typedef void (*mwctl_done_fn)(void *user,
                               mwctl_status status,
                               const struct mwctl_result *results,

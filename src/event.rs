@@ -1,5 +1,6 @@
 //! What wakes whom: the event fd, the waiting calls, the callbacks, the tick.
 
+use std::cell::Cell;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering, fence};
 use std::time::Duration;
@@ -94,6 +95,33 @@ const REFILL_PER_TICK: usize = 64;
 /// Of the service thread, in nanoseconds.
 const LONGEST_SLEEP: u64 = 60_000_000_000;
 const NAP: Duration = Duration::from_micros(50);
+
+/// Calls out of calls out of callbacks, so deep at most: a stack is finite.
+const DEEPEST: u32 = 32;
+
+thread_local! {
+    static DEPTH: Cell<u32> = const { Cell::new(0) };
+}
+
+/// Of callbacks that are under way on this thread, one within the other.
+struct Depth;
+
+impl Depth {
+    fn enter() -> Option<Depth> {
+        DEPTH.with(|depth| {
+            (depth.get() < DEEPEST).then(|| {
+                depth.set(depth.get() + 1);
+                Depth
+            })
+        })
+    }
+}
+
+impl Drop for Depth {
+    fn drop(&mut self) {
+        DEPTH.with(|depth| depth.set(depth.get() - 1));
+    }
+}
 
 impl Context {
     pub fn event_fd(&self) -> i32 {
@@ -232,16 +260,43 @@ impl Context {
         !self.to_fence.lock().is_empty() || !self.to_bind.lock().is_empty() || !self.to_pump.lock().is_empty()
     }
 
-    /// Calls back for the operations that ended and the events that happened, each once.
+    /// Calls back for the operations that ended and the events that happened, each once. What comes while
+    /// it does is the next call's, for this one is to return, whatever the callbacks begin.
     pub fn run_callbacks(&self) {
-        while let Some(op) = { self.to_call.lock().pop_front() } {
+        if !self.has_callbacks() {
+            return;
+        }
+        if let Some(_deeper) = Depth::enter() {
+            self.run_callbacks_once();
+        }
+        if self.has_callbacks() {
+            self.raise();
+        }
+    }
+
+    /// All of them: there is no next call.
+    pub fn run_last_callbacks(&self) {
+        while self.has_callbacks() {
+            self.run_callbacks_once();
+        }
+    }
+
+    fn run_callbacks_once(&self) {
+        let (calls, events) = (self.to_call.lock().len(), self.events.lock().len());
+        for _ in 0..calls {
+            let Some(op) = ({ self.to_call.lock().pop_front() }) else { break };
             self.call_back(op);
         }
-        while let Some(event) = { self.events.lock().pop_front() } {
+        for _ in 0..events {
+            let Some(event) = ({ self.events.lock().pop_front() }) else { break };
             if let Some(on_event) = &self.on_event {
                 on_event(event);
             }
         }
+    }
+
+    fn has_callbacks(&self) -> bool {
+        !self.to_call.lock().is_empty() || !self.events.lock().is_empty()
     }
 
     fn call_back(&self, id: OpId) {

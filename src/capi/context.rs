@@ -109,7 +109,7 @@ pub unsafe extern "C" fn mwctl_context_close(ctx: *mut mwctl_context) -> Status 
         core.service_stop()?;
         core.close_short(&adopted)?;
         // What has ended is heard of before the end.
-        core.run_callbacks();
+        core.run_last_callbacks();
         core.check_closable()
     });
     if closed == Status::Ok {
