@@ -209,9 +209,7 @@ impl Context {
                 std::thread::yield_now();
                 continue;
             }
-            if self.is_due_at(now) {
-                self.expire_all();
-                self.run_callbacks();
+            if self.keep_deadlines() {
                 continue;
             }
             if progress {
@@ -236,7 +234,9 @@ impl Context {
             read(&body, &body.outcomes);
         }
         self.end_op(id);
-        self.after_completions();
+        self.keep_deadlines();
+        self.run_fences_a_while();
+        self.follow_completions();
     }
 
     pub fn end_op(&self, op: OpId) {
@@ -249,6 +249,10 @@ impl Context {
         if self.is_due() {
             self.expire_all();
         }
+        self.follow_completions();
+    }
+
+    fn follow_completions(&self) {
         self.run_pumps();
         self.run_transfers(false);
         self.retry_posts();

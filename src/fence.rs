@@ -77,14 +77,25 @@ impl Context {
         }
     }
 
-    /// Says whether one had passed: windows of its clients may be in line now.
-    fn keep_deadlines(&self) -> bool {
-        if !self.is_due() {
-            return false;
+    /// The same for whoever is to return soon: what takes longer is the next tick's.
+    pub fn run_fences_a_while(&self) {
+        let until = now_ns() + PIECE_NS;
+        while self.run_fence() {
+            self.keep_deadlines();
+            if now_ns() >= until {
+                break;
+            }
         }
-        let any = self.expire_due();
-        self.run_callbacks();
-        any
+    }
+
+    /// Ends what is due, but for the deallocations that follow. Says whether there was anything.
+    pub fn keep_deadlines(&self) -> bool {
+        let due = self.is_due();
+        if due {
+            self.expire_due();
+            self.run_callbacks();
+        }
+        due
     }
 
     /// Deallocates for so long as a deadline can wait, and says whether there was anything. Kernel calls;
@@ -226,15 +237,16 @@ impl Context {
         self.log(Severity::Error, format_args!("grant {grant:#x} could not be proved gone: errno {error}"));
     }
 
-    /// Ends the operations whose deadline has passed.
+    /// Ends the operations whose deadline has passed, all deallocations included: not where one that waits
+    /// is to return in time.
     pub fn expire_all(&self) {
         self.expire_due();
         // Last: what needs no kernel call waits for none.
         self.run_fences();
     }
 
-    /// The same, but for the deallocations that follow. Says whether there were any.
-    fn expire_due(&self) -> bool {
+    /// The same, but for the deallocations.
+    fn expire_due(&self) {
         let now = now_ns();
         let mut due = Vec::new();
         let mut look = false;
@@ -260,7 +272,6 @@ impl Context {
         for index in &due {
             self.expire_items(*index);
         }
-        !due.is_empty()
     }
 
     /// The earliest deadline of an operation under way, for whoever sleeps until then.
@@ -272,16 +283,12 @@ impl Context {
     /// Ends what an operation has left open; its own clients' windows come first.
     pub fn expire(&self, index: u32) {
         self.expire_items(index);
-        let (mut at, mut others) = (0, false);
-        while let Some(peer) = self.ops.at(index).peer(at) {
+        let op = self.ops.at(index);
+        let mut at = 0;
+        while let Some(peer) = op.peer(at).filter(|_| !op.is_done()) {
             self.fence_peer(peer);
-            others |= self.keep_deadlines();
+            self.keep_deadlines();
             at += 1;
-        }
-        if others {
-            self.run_fences();
-        } else {
-            self.run_fence();
         }
     }
 

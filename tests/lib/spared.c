@@ -29,15 +29,16 @@ static void slow_kernel(uint32_t ns)
 }
 
 /* 400 windows to deallocate take 80 ms; the deadline of another client's revocation is in the midst. The
- * service thread keeps it, or a loop that ticks, or a waiting call of its own. */
+ * service thread keeps it, or a loop that ticks, or a waiting call of its own, which keeps a third's by the
+ * way. */
 static void deadline_beside_deallocations(bool service, bool waits)
 {
-	struct house_options options = {.domain.reserve = MANY + 8};
+	struct house_options options = {.clients = 3, .domain.reserve = MANY + 8};
 	static mwctl_request asked[MANY];
 	static mwctl_result held[MANY];
 	static uint64_t ids[MANY];
-	struct heard many = {0}, one = {0};
-	mwctl_result stuck, out;
+	struct heard many = {0}, one = {0}, third = {0};
+	mwctl_result stuck, other, out;
 	double limit;
 
 	house_open(&house, &options);
@@ -47,11 +48,14 @@ static void deadline_beside_deallocations(bool service, bool waits)
 	for (int i = 0; i < MANY; i++)
 		ids[i] = held[i].grant;
 	stuck = house_grant(&house, 1, AT * MANY, AT, HOUSE_WRITE);
+	other = house_grant(&house, 2, AT * (MANY + 1), AT, HOUSE_WRITE);
 	trouble_block(&house, 1);
+	trouble_block(&house, 2);
 	HOUSE_OK(mwctl_peer_stuck(house.ctx, house.client[0].peer));
 	if (service)
 		HOUSE_OK(mwctl_service_start(house.ctx));
 	slow_kernel(SLOW_NS);
+	HOUSE_OK(mwctl_revoke_start(house.ctx, &other.grant, 1, 5000, MWCTL_KILL_NEVER, heard_done, &third));
 	if (!waits)
 		HOUSE_OK(mwctl_revoke_start(house.ctx, &stuck.grant, 1, 10000, MWCTL_KILL_NEVER, heard_done, &one));
 	HOUSE_OK(mwctl_revoke_start(house.ctx, ids, MANY, 2000000, MWCTL_KILL_NEVER, heard_done, &many));
@@ -59,7 +63,8 @@ static void deadline_beside_deallocations(bool service, bool waits)
 		HOUSE_STATUS(MWCTL_STATUS_OPEN, mwctl_revoke_batch(house.ctx, &stuck.grant, 1, 10000, MWCTL_KILL_NEVER, &out));
 		one.at = rc_now();
 	}
-	for (limit = rc_now() + RC_DEADLINE_S; !atomic_load(&many.calls) || (!waits && !atomic_load(&one.calls));) {
+	for (limit = rc_now() + RC_DEADLINE_S;
+	     !atomic_load(&many.calls) || !atomic_load(&third.calls) || (!waits && !atomic_load(&one.calls));) {
 		RC_CHECK(rc_now() < limit);
 		if (service)
 			rc_pause(1);
@@ -74,8 +79,12 @@ static void deadline_beside_deallocations(bool service, bool waits)
 	RC_CHECK_EQ(MWCTL_PROOF_DEALLOCATED, many.results[0].proof);
 	/* The one did not wait for the many. */
 	RC_CHECK(one.at < many.at);
+	RC_CHECK_EQ(MWCTL_STATUS_OPEN, third.status);
+	RC_CHECK(third.at < many.at);
 	trouble_unblock(&house, 1);
 	trouble_await_end(&house, stuck.grant);
+	trouble_unblock(&house, 2);
+	trouble_await_end(&house, other.grant);
 	RC_CHECK_STATE(IBV_QPS_RTS, qp(0));
 	RC_CHECK_STATE(IBV_QPS_RTS, qp(1));
 	HOUSE_WRITE_FAILS(&house, 0, 0, held[0].rkey, 0x11);
