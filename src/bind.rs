@@ -100,7 +100,7 @@ impl Context {
                 self.look_for_news(index);
             }
             match self.bind_once(peer, old, &span, ask) {
-                Err(Status::PoolEmpty) => self.grow(facts.domain, 1)?,
+                Err(Status::PoolEmpty) => self.grow(facts.domain, 1, u64::MAX)?,
                 Ok(Bound::NoRoom) if tries < TRIES => {
                     tries += 1;
                     self.poll_for_us(queue);

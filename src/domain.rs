@@ -196,6 +196,11 @@ impl Context {
     /// Has at least `ready` windows ready for the next grants. May wait: allocating is a kernel
     /// call.
     pub fn refill(&self, index: u32, ready: usize) -> Result<()> {
+        self.refill_until(index, ready, u64::MAX)
+    }
+
+    /// The same, for a call that has a deadline.
+    fn refill_until(&self, index: u32, ready: usize, until: u64) -> Result<()> {
         let slot = self.domains.at(index);
         // A device that hands back the numbers of deallocated windows gives ones that must rest.
         for _ in 0..ready * 2 + GROWTH {
@@ -209,6 +214,9 @@ impl Context {
                 if limit != 0 && body.pool.windows >= limit {
                     return Err(Self::exhausted(&body.pool));
                 }
+            }
+            if until != u64::MAX && now_ns() >= until {
+                return Err(Status::TimedOut);
             }
             self.adopt_window(index).map_err(|status| match status {
                 Status::DeviceLimit => Self::exhausted(&slot.body.lock().pool),
@@ -245,9 +253,9 @@ impl Context {
     }
 
     /// Makes an empty pool ready for `more` grants, and by some more for the next, so that windows
-    /// go on taking turns. An error only if none is ready. May wait.
-    pub fn grow(&self, index: u32, more: usize) -> Result<()> {
-        let grown = self.refill(index, more.max(GROWTH));
+    /// go on taking turns. An error only if none is ready. May wait, but not beyond `until`.
+    pub fn grow(&self, index: u32, more: usize, until: u64) -> Result<()> {
+        let grown = self.refill_until(index, more.max(GROWTH), until);
         let ready = self.domains.at(index).body.lock().pool.ready();
         if ready > 0 { Ok(()) } else { grown }
     }

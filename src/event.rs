@@ -188,7 +188,7 @@ impl Context {
     /// lasts no longer than its deadline plus a kernel call under way.
     pub fn wait(&self, id: OpId, read: impl FnOnce(&OpBody, &[Outcome])) {
         let op = self.op(id);
-        let deadline = op.body.lock().deadline;
+        let deadline = op.deadline();
         let mut idle = 0u32;
         while !op.is_done() {
             let mut progress = self.run_fence();
@@ -299,7 +299,7 @@ impl Context {
         }
     }
 
-    fn has_callbacks(&self) -> bool {
+    pub fn has_callbacks(&self) -> bool {
         !self.to_call.lock().is_empty() || !self.events.lock().is_empty()
     }
 
@@ -343,8 +343,8 @@ impl Context {
 
     fn do_due(&self) {
         self.run_fences();
-        if self.is_due() {
-            self.expire_all();
+        if self.keep_deadlines() {
+            self.run_fences();
         }
         self.run_pumps();
         self.run_transfers(true);

@@ -73,7 +73,7 @@ impl Context {
     /// calls; no lock may be held, for it calls back.
     pub fn run_fences(&self) {
         while self.run_fence() {
-            self.keep_deadlines();
+            self.keep_up();
         }
     }
 
@@ -81,10 +81,17 @@ impl Context {
     pub fn run_fences_a_while(&self) {
         let until = now_ns() + PIECE_NS;
         while self.run_fence() {
-            self.keep_deadlines();
+            self.keep_up();
             if now_ns() >= until {
                 break;
             }
+        }
+    }
+
+    /// What need not wait for the rest of the deallocations.
+    fn keep_up(&self) {
+        if !self.keep_deadlines() {
+            self.run_callbacks();
         }
     }
 

@@ -242,7 +242,9 @@ impl Context {
         let checked = self.check_request(request, may_wait)?;
         loop {
             match self.queue_grant(op, &checked) {
-                Err(Status::PoolEmpty) if may_wait => self.grow(checked.facts.domain, more)?,
+                Err(Status::PoolEmpty) if may_wait => {
+                    self.grow(checked.facts.domain, more, self.op(op).deadline())?;
+                }
                 other => return other,
             }
         }

@@ -194,6 +194,10 @@ impl Op {
         self.body.lock().add_watch(watch);
     }
 
+    pub fn deadline(&self) -> u64 {
+        self.body.lock().deadline
+    }
+
     /// One of the completion queues that it waits on.
     pub fn queue(&self, at: usize) -> Option<u32> {
         self.body.lock().queues.get(at).copied()

@@ -498,10 +498,11 @@ impl Context {
         self.look_for_news(owner);
         let domain = self.peers.at(owner).domain.load(Ordering::Acquire);
         let op = self.begin_op(timeout_us, Kill::default(), None)?;
+        let deadline = self.op(op).deadline();
         let queued = loop {
             match self.queue_regrant(op, grant, owner, &checked) {
                 Err(Status::PoolEmpty) => {
-                    if let Err(status) = self.grow(domain, 1) {
+                    if let Err(status) = self.grow(domain, 1, deadline) {
                         break Err(status);
                     }
                 }

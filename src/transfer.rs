@@ -80,15 +80,19 @@ impl Context {
     }
 
     /// Posts the binds whose turn has come. No lock may be held. Without `may_allocate` a window
-    /// that is not ready leaves the rest to the next tick or waiting call.
+    /// that is not ready leaves the rest to the next tick or waiting call; so does, after an allocation,
+    /// whatever else is due.
     pub fn run_transfers(&self, may_allocate: bool) {
         while let Some(waiter) = { self.to_bind.lock().pop_front() } {
             match self.bind_next(waiter) {
                 Err(Status::PoolEmpty) if may_allocate => {
-                    let grown = self.next_domain(waiter).and_then(|domain| self.grow(domain, 1));
+                    let grown = self.next_domain(waiter).and_then(|domain| self.grow(domain, 1, u64::MAX));
                     match grown {
                         Ok(()) => self.to_bind.lock().push_front(waiter),
                         Err(status) => self.end_item(waiter, Outcome::failed(0, status)),
+                    }
+                    if self.is_due() || self.has_callbacks() {
+                        return self.raise();
                     }
                 }
                 Err(Status::PoolEmpty) => {

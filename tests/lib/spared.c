@@ -91,6 +91,118 @@ static void deadline_beside_deallocations(bool service, bool waits)
 	house_close(&house);
 }
 
+/* A pool of 64 windows, and 400 rights asked for at once: a window takes 200 us to allocate. */
+static void allocations_until_the_deadline(void)
+{
+	struct house_options options = {.clients = 1};
+	static mwctl_request asked[MANY];
+	static mwctl_result got[MANY];
+	uint64_t allocated;
+	int granted = 0;
+
+	house_open(&house, &options);
+	allocated = house_stats(&house).windows_allocated;
+	for (unsigned long i = 0; i < MANY; i++)
+		asked[i] = house_ask(&house, 0, AT * i, AT, HOUSE_WRITE);
+	slow_kernel(SLOW_NS);
+	HOUSE_STATUS(MWCTL_STATUS_TIMED_OUT, mwctl_grant_batch(house.ctx, asked, MANY, 10000, got));
+	slow_kernel(0);
+	/* Some 50 would be in time. */
+	RC_CHECK(house_stats(&house).windows_allocated < allocated + MANY / 2);
+	for (int i = 0; i < MANY; i++) {
+		if (got[i].status != MWCTL_STATUS_OK)
+			RC_CHECK_EQ(MWCTL_STATUS_TIMED_OUT, got[i].status);
+		granted += got[i].status == MWCTL_STATUS_OK;
+		if (got[i].grant)
+			HOUSE_OK(mwctl_revoke(house.ctx, got[i].grant, 0, NULL));
+	}
+	RC_CHECK(granted < MANY);
+	HOUSE_OK(mwctl_grant_batch(house.ctx, asked, MANY, 0, got));
+	HOUSE_WRITE_LANDS(&house, 0, AT * (MANY - 1), got[MANY - 1].rkey, 0x15);
+	house_close(&house);
+}
+
+static mwctl_stats at_the_end;
+
+static void note_stats(void *user, mwctl_status status, const mwctl_result *results, size_t n)
+{
+	at_the_end = house_stats(&house);
+	heard_done(user, status, results, n);
+}
+
+/* One window of one client is deallocated between those of another: that is told when it is done. */
+static void told_beside_deallocations(void)
+{
+	struct house_options options = {.domain.reserve = MANY + 8};
+	static mwctl_request asked[MANY];
+	static mwctl_result held[MANY];
+	static uint64_t ids[MANY];
+	struct heard many = {0}, one = {0};
+	mwctl_result other;
+
+	house_open(&house, &options);
+	for (unsigned long i = 0; i < MANY; i++)
+		asked[i] = house_ask(&house, 0, AT * i, AT, HOUSE_WRITE);
+	HOUSE_OK(mwctl_grant_batch(house.ctx, asked, MANY, 0, held));
+	for (int i = 0; i < MANY; i++)
+		ids[i] = held[i].grant;
+	other = house_grant(&house, 1, AT * MANY, AT, HOUSE_WRITE);
+	for (int c = 0; c < 2; c++)
+		HOUSE_OK(mwctl_peer_stuck(house.ctx, house.client[c].peer));
+	HOUSE_OK(mwctl_revoke_start(house.ctx, ids, MANY, 0, MWCTL_KILL_NEVER, heard_done, &many));
+	HOUSE_OK(mwctl_revoke_start(house.ctx, &other.grant, 1, 0, MWCTL_KILL_NEVER, note_stats, &one));
+	slow_kernel(SLOW_NS);
+	while (!many.calls)
+		HOUSE_OK(mwctl_tick(house.ctx));
+	slow_kernel(0);
+	HOUSE_OK(one.status);
+	HOUSE_OK(many.status);
+	RC_CHECK(at_the_end.windows_deallocated < MANY / 2);
+	house_close(&house);
+}
+
+/* The new rights of a transfer need windows, too. */
+static void deadline_beside_allocations(void)
+{
+	struct house_options options = {.clients = 3, .domain.reserve = MANY + 1};
+	static mwctl_request asked[MANY];
+	static mwctl_result got[MANY];
+	static mwctl_move moves[MANY];
+	struct heard many = {0}, one = {0};
+	mwctl_result stuck, stale;
+	uint64_t allocated;
+
+	house_open(&house, &options);
+	for (unsigned long i = 0; i < MANY; i++)
+		asked[i] = house_ask(&house, 0, AT * i, AT, HOUSE_WRITE);
+	stale = house_grant(&house, 1, 0, AT, HOUSE_WRITE);
+	HOUSE_OK(mwctl_revoke(house.ctx, stale.grant, 0, NULL));
+	stuck = house_grant(&house, 1, AT * MANY, AT, HOUSE_WRITE);
+	HOUSE_OK(mwctl_grant_batch(house.ctx, asked, MANY, 0, got));
+	for (unsigned long i = 0; i < MANY; i++)
+		moves[i] = (mwctl_move){.grant = got[i].grant, .to = house_ask(&house, 2, AT * i, AT, HOUSE_WRITE)};
+	trouble_block(&house, 1);
+	/* The old rights' windows do not come back. */
+	HOUSE_OK(mwctl_peer_stuck(house.ctx, house.client[0].peer));
+	HOUSE_OK(mwctl_transfer_start(house.ctx, moves, MANY, 5000000, MWCTL_KILL_NEVER, heard_done, &many));
+	/* Waiting calls deallocate what is in line; windows that nobody waits for are the tick's. */
+	while (house_stats(&house).windows_deallocated < MANY)
+		HOUSE_STATUS(MWCTL_STATUS_STALE_ID, mwctl_revoke(house.ctx, stale.grant, 0, NULL));
+	allocated = house_stats(&house).windows_allocated;
+	HOUSE_OK(mwctl_revoke_start(house.ctx, &stuck.grant, 1, 10000, MWCTL_KILL_NEVER, note_stats, &one));
+	slow_kernel(SLOW_NS);
+	while (!one.calls)
+		HOUSE_OK(mwctl_tick(house.ctx));
+	slow_kernel(0);
+	RC_CHECK_EQ(MWCTL_STATUS_OPEN, one.status);
+	RC_CHECK(at_the_end.windows_allocated < allocated + MANY / 2);
+	heard_await(&house, &many);
+	HOUSE_OK(many.status);
+	trouble_unblock(&house, 1);
+	trouble_await_end(&house, stuck.grant);
+	house_close(&house);
+}
+
 /* The LOCAL_INV of a right whose bind is still under way is refused once: it goes out again when the bind
  * has completed. Before the deadline that is no reason to end the queue pair. */
 static void refused_behind_a_bind(int32_t kill, bool asks_in_vain)
@@ -245,7 +357,12 @@ int main(void)
 	deadline_beside_deallocations(true, false);
 	deadline_beside_deallocations(false, false);
 	deadline_beside_deallocations(false, true);
-	house_ok("a deadline does not wait for another client's deallocations");
+	told_beside_deallocations();
+	house_ok("a deadline does not wait for another client's deallocations, nor does a callback");
+	allocations_until_the_deadline();
+	house_ok("a call that has to allocate does so until its deadline");
+	deadline_beside_allocations();
+	house_ok("a deadline does not wait for the windows of another's transfer");
 	refused_behind_a_bind(MWCTL_KILL_ALLOWED, false);
 	refused_behind_a_bind(MWCTL_KILL_NEVER, false);
 	refused_behind_a_bind(MWCTL_KILL_ALLOWED, true);
