@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /* The table's questions, the blocks and the keys. */
-#include "trouble.h"
+#include "house.h"
 
-#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -108,25 +107,6 @@ static void blocks(void)
 	house_ok("a block with an open right is not handed out");
 }
 
-/* Nor after the domain's windows could not be deallocated, and it was not closed after all. */
-static void stays_open(struct house *own)
-{
-	struct house_client *it = &own->client[0];
-	uint64_t failing = trouble_order(MWCTL_SIM_FAIL_DEALLOC_MW, NULL, 0, EIO);
-	mwctl_request ask;
-	mwctl_result result;
-
-	HOUSE_OK(mwctl_peer_detach(own->ctx, it->peer, 0));
-	HOUSE_OK(mwctl_region_detach(own->ctx, own->region));
-	HOUSE_STATUS(MWCTL_STATUS_VERBS_ERROR, mwctl_domain_close(own->ctx, own->domain));
-	trouble_release(failing);
-	HOUSE_OK(mwctl_region_register(own->ctx, own->domain, 1 << 20, NULL, 0, &own->region));
-	HOUSE_OK(mwctl_region_info_get(own->ctx, own->region, &own->memory, sizeof(own->memory)));
-	HOUSE_OK(mwctl_peer_attach(own->ctx, own->domain, it->pair.server.qp, NULL, 0, &it->peer));
-	ask = house_ask(own, 0, 0, 64, HOUSE_WRITE);
-	HOUSE_STATUS(MWCTL_STATUS_KEYS_EXHAUSTED, mwctl_grant(own->ctx, &ask, 0, &result));
-}
-
 /* No window twice in a row, and no key before its distance. */
 static void keys(void)
 {
@@ -167,8 +147,6 @@ static void keys(void)
 	HOUSE_STATUS(MWCTL_STATUS_KEYS_EXHAUSTED, mwctl_grant(own.ctx, &ask, 0, &result));
 	RC_CHECK_EQ(0, result.grant);
 	RC_CHECK_STATE(IBV_QPS_RTS, own.client[0].pair.server.qp);
-	if (mwctl_sim_present())
-		stays_open(&own);
 	house_close(&own);
 	free(used);
 	house_ok("a grant is refused rather than a key used too soon");
