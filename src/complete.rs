@@ -289,7 +289,7 @@ impl Context {
         if let Some(waiter) = window.take_bind_waiter() {
             self.end_item(waiter, Outcome::failed(0, Status::BindFailed));
         }
-        let mut waiter = window.swap_revoke_waiter(None);
+        let waiter = window.swap_revoke_waiter(None);
         window.end_grant(if deallocated { State::Empty } else { State::Free });
         // Requests that are still out carry the old generation and are not counted here any more.
         window.posted.store(0, Ordering::Relaxed);
@@ -305,9 +305,25 @@ impl Context {
         } else {
             self.give_window(window_index);
         }
-        while let Some(next) = waiter {
-            waiter = self.op(next.op).behind(next.op.generation, next.item);
-            self.end_item(next, Outcome::revoked(grant, proof));
+        self.end_revocations(waiter, Outcome::revoked(grant, proof));
+    }
+
+    /// Tells the revocations that waited for a window, given the newest: in the order in which they began.
+    pub fn end_revocations(&self, newest: Option<Waiter>, outcome: Outcome) {
+        let mut oldest = None;
+        let mut at = newest;
+        while let Some(waiter) = at {
+            at = self.op(waiter.op).swap_behind(waiter.op.generation, waiter.item, oldest);
+            oldest = Some(waiter);
+        }
+        while let Some(waiter) = oldest {
+            // Mostly there is just one.
+            oldest = if oldest == newest {
+                None
+            } else {
+                self.op(waiter.op).behind(waiter.op.generation, waiter.item)
+            };
+            self.end_item(waiter, outcome);
         }
     }
 

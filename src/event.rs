@@ -286,11 +286,18 @@ impl Context {
     }
 
     fn run_callbacks_once(&self) {
-        let (calls, events) = (self.to_call.lock().len(), self.events.lock().len());
+        let calls = self.to_call.lock().len();
+        self.tell_events();
         for _ in 0..calls {
             let Some(op) = ({ self.to_call.lock().pop_front() }) else { break };
+            // What led to its end is heard before it.
+            self.tell_events();
             self.call_back(op);
         }
+    }
+
+    fn tell_events(&self) {
+        let events = self.events.lock().len();
         for _ in 0..events {
             let Some(event) = ({ self.events.lock().pop_front() }) else { break };
             if let Some(on_event) = &self.on_event {

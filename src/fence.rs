@@ -236,11 +236,8 @@ impl Context {
             self.rkeys.set(number, Some(window_index));
         }
         let grant = self.make_id(id::Kind::Grant, window_index, window.right().generation);
-        let mut waiter = window.swap_revoke_waiter(None);
-        while let Some(next) = waiter {
-            waiter = self.op(next.op).behind(next.op.generation, next.item);
-            self.end_item(next, Outcome { error, ..Outcome::failed(grant, Status::Open) });
-        }
+        let outcome = Outcome { error, ..Outcome::failed(grant, Status::Open) };
+        self.end_revocations(window.swap_revoke_waiter(None), outcome);
         self.log(Severity::Error, format_args!("grant {grant:#x} could not be proved gone: errno {error}"));
     }
 
@@ -465,7 +462,7 @@ impl Context {
         let mut at = first;
         while let Some(next) = self.op(at.op).behind(at.op.generation, at.item) {
             if next == waiter {
-                self.op(at.op).set_behind(at.op.generation, at.item, behind);
+                self.op(at.op).swap_behind(at.op.generation, at.item, behind);
                 return;
             }
             at = next;

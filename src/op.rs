@@ -264,13 +264,14 @@ impl Op {
         known.then(|| body.items.get(item as usize).and_then(|entry| entry.behind)).flatten()
     }
 
-    pub fn set_behind(&self, generation: u32, item: u32, behind: Option<Waiter>) {
+    /// Says what waited behind it before.
+    pub fn swap_behind(&self, generation: u32, item: u32, behind: Option<Waiter>) -> Option<Waiter> {
         let mut body = self.body.lock();
-        if body.generation == generation {
-            if let Some(entry) = body.items.get_mut(item as usize) {
-                entry.behind = behind;
-            }
+        if body.generation != generation {
+            return None;
         }
+        let entry = body.items.get_mut(item as usize)?;
+        std::mem::replace(&mut entry.behind, behind)
     }
 
     /// The request of a transfer's grant that is still to be made.

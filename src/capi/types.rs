@@ -55,8 +55,11 @@ pub type mwctl_event_fn = Option<unsafe extern "C" fn(user: *mut c_void, event: 
 /// result, valid during the call. Called with no lock held, from mwctl_poll_cq,
 /// mwctl_take_wc, mwctl_cq_empty, mwctl_tick, a waiting call or the service thread, on whichever thread
 /// that is, also before the call that began it has returned on another; it may call back into the
-/// library. What comes due while callbacks run is called back by the next call, for which the event fd
-/// asks; calls made in callbacks call back themselves, one within the other up to 32 deep.
+/// library. Operations that wait for the same grants are called back in the order in which they began, if
+/// the same call finds them ended and no other thread calls back meanwhile: of a client, its detach comes
+/// last. An event that led to an end, such as PEER_KILLED, is told before it. What comes due while
+/// callbacks run is called back by the next call, for which the event fd asks; calls made in callbacks call
+/// back themselves, one within the other up to 32 deep.
 pub type mwctl_done_fn =
     Option<unsafe extern "C" fn(user: *mut c_void, status: Status, results: *const Outcome, n: usize)>;
 

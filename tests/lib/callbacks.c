@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
-/* Callbacks that begin what ends at once, and callbacks that make calls that call back: whatever they
- * do, the call that called back returns, and the stack stays small. */
+/* The order of callbacks; callbacks that begin what ends at once, and callbacks that make calls that call
+ * back: whatever they do, the call that called back returns, and the stack stays small. */
 #include "trouble.h"
 
 #include <poll.h>
+#include <string.h>
 #include <unistd.h>
 
 #define ROUNDS 1000
@@ -154,10 +155,74 @@ static void all_before_the_end(void)
 	house_ok("closing calls back until nothing is due");
 }
 
+/* ---- the order ---- */
+
+static char order[8];
+
+static void next(char what)
+{
+	size_t at = strlen(order);
+
+	RC_CHECK(at + 1 < sizeof(order));
+	order[at] = what;
+}
+
+static void on_event(void *user, const mwctl_event *event)
+{
+	(void)user;
+	RC_CHECK_EQ(MWCTL_EVENT_KIND_PEER_KILLED, event->kind);
+	RC_CHECK_EQ(house.client[0].peer.id, event->peer);
+	next('k');
+}
+
+static void on_done(void *user, mwctl_status status, const mwctl_result *results, size_t n)
+{
+	(void)results, (void)n;
+	HOUSE_OK(status);
+	next(*(char *)user);
+}
+
+/* A client is thrown out, and then it leaves: whoever frees what is kept of it in the callback of the
+ * detach has heard all that is about it before. */
+static void in_the_order_of_begin(bool stuck)
+{
+	struct house_options options = {.clients = 1, .context.on_event = on_event};
+	uint64_t timeout = stuck ? 20000 : 0;
+	double end = rc_now() + RC_DEADLINE_S;
+	struct ibv_wc wc;
+	mwctl_result held;
+
+	memset(order, 0, sizeof(order));
+	house_open(&house, &options);
+	held = house_grant(&house, 0, 0, 64, HOUSE_WRITE);
+	trouble_block(&house, 0);
+	HOUSE_OK(mwctl_revoke_start(house.ctx, &held.grant, 1, timeout, MWCTL_KILL_ALLOWED, on_done, "1"));
+	HOUSE_OK(mwctl_revoke_peer_start(house.ctx, house.client[0].peer, timeout, MWCTL_KILL_ALLOWED, on_done, "2"));
+	HOUSE_OK(mwctl_revoke_start(house.ctx, &held.grant, 1, timeout, MWCTL_KILL_ALLOWED, on_done, "3"));
+	HOUSE_OK(mwctl_peer_detach_start(house.ctx, house.client[0].peer, timeout, on_done, "d"));
+	if (!stuck)
+		trouble_unblock(&house, 0);
+	while (!strchr(order, 'd')) {
+		RC_CHECK(rc_now() < end);
+		/* What stood in front is flushed. */
+		RC_CHECK(mwctl_poll_cq(house.ctx, house.client[0].pair.server.cq, 1, &wc) >= 0);
+		HOUSE_OK(mwctl_tick(house.ctx));
+	}
+	if (strcmp(stuck ? "k123d" : "123d", order))
+		RC_FAIL("the order was %s", order);
+	house.client[0].peer.id = 0;
+	rc_pair_close(&house.client[0].pair);
+	house_close(&house);
+	house_ok("%s: what ends at once is called back in the order of its beginning%s",
+		 stuck ? "a stuck queue" : "a queue that runs", stuck ? ", the event before" : "");
+}
+
 int main(void)
 {
 	mwctl_result grant;
 
+	in_the_order_of_begin(false);
+	in_the_order_of_begin(true);
 	no_window_ready();
 	house_open(&house, &(struct house_options){.clients = 1});
 	grant = house_grant(&house, 0, 0, 64, HOUSE_WRITE);
