@@ -820,8 +820,11 @@ mwctl_status mwctl_peer_attach(struct mwctl_context *ctx,
 // received for example. Until a completion of ours comes through again, revocations deallocate
 // their windows at once, which needs no send queue and leaves the queue pair as it is, and post
 // no LOCAL_INV behind. The library also finds out by itself, at the first deadline that passes.
+// Not so for a window of which a request may be in the queue still, such as the bind of a grant that is not
+// confirmed (mwctl_grant_info, mwctl_grant_prepare): that one waits for the queue or the deadline.
 // Never waits.
-mwctl_status mwctl_peer_stuck(struct mwctl_context *ctx, struct mwctl_peer peer);
+mwctl_status mwctl_peer_stuck(struct mwctl_context *ctx,
+                              struct mwctl_peer peer);
 
 // Revokes all that the peer holds, then takes it off the books. After success the library
 // touches neither the queue pair nor, on its behalf, its CQs again; completions of ours that
@@ -1006,7 +1009,10 @@ mwctl_status mwctl_transfer_start(struct mwctl_context *ctx,
 // the rkey may travel in a later SEND of the same chain and in no other way before the grant is
 // confirmed (mwctl_grant_info). wrs must stay in place until commit or abort, one of which must
 // follow. Takes n entries of the budget: QUEUE_FULL if they are in use, POOL_EMPTY if no window
-// is ready.
+// is ready. They ask for a completion only when half of the budget is in use, and are confirmed by that
+// or by a later completion of the library's on this queue pair; the entries stay in use until then. To have it
+// at once, set IBV_SEND_SIGNALED in the last one's send_flags before the post: its completion is
+// the library's.
 // Never waits.
 mwctl_status mwctl_grant_prepare(struct mwctl_context *ctx,
                                  const struct mwctl_request *asked,

@@ -59,6 +59,8 @@ pub unsafe extern "C" fn mwctl_peer_attach(
 /// received for example. Until a completion of ours comes through again, revocations deallocate
 /// their windows at once, which needs no send queue and leaves the queue pair as it is, and post
 /// no LOCAL_INV behind. The library also finds out by itself, at the first deadline that passes.
+/// Not so for a window of which a request may be in the queue still, such as the bind of a grant that is not
+/// confirmed (mwctl_grant_info, mwctl_grant_prepare): that one waits for the queue or the deadline.
 /// Never waits.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mwctl_peer_stuck(ctx: *mut mwctl_context, peer: mwctl_peer) -> Status {

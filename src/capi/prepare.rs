@@ -15,7 +15,10 @@ use crate::status::Status;
 /// the rkey may travel in a later SEND of the same chain and in no other way before the grant is
 /// confirmed (mwctl_grant_info). wrs must stay in place until commit or abort, one of which must
 /// follow. Takes n entries of the budget: QUEUE_FULL if they are in use, POOL_EMPTY if no window
-/// is ready.
+/// is ready. They ask for a completion only when half of the budget is in use, and are confirmed by that
+/// or by a later completion of the library's on this queue pair; the entries stay in use until then. To have it
+/// at once, set IBV_SEND_SIGNALED in the last one's send_flags before the post: its completion is
+/// the library's.
 /// Never waits.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mwctl_grant_prepare(

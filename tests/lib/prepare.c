@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /* Work requests chained with the application's own: prepare, commit, abort, whatever the post did. */
-#include "house.h"
+#include "trouble.h"
 
 #include <string.h>
 
 static struct house house;
 
-struct heard {
+struct ended {
 	int calls;
 	mwctl_status status;
 	mwctl_result last;
@@ -14,12 +14,12 @@ struct heard {
 
 static void on_done(void *user, mwctl_status status, const mwctl_result *results, size_t n)
 {
-	struct heard *heard = user;
+	struct ended *ended = user;
 
-	heard->calls++;
-	heard->status = status;
+	ended->calls++;
+	ended->status = status;
 	if (n)
-		heard->last = results[n - 1];
+		ended->last = results[n - 1];
 }
 
 /* Polls as the application does until its completion `wr_id` comes; no other may. */
@@ -42,16 +42,16 @@ static void await_wr(uint64_t wr_id)
 	}
 }
 
-static void await_calls(struct heard *heard, int calls)
+static void await_calls(struct ended *ended, int calls)
 {
 	double limit = rc_now() + RC_DEADLINE_S;
 	struct ibv_wc wc;
 
-	while (heard->calls < calls) {
+	while (ended->calls < calls) {
 		RC_CHECK_EQ(0, mwctl_poll_cq(house.ctx, house.client[0].pair.server.cq, 1, &wc));
 		RC_CHECK(rc_now() < limit);
 	}
-	RC_CHECK_EQ(calls, heard->calls);
+	RC_CHECK_EQ(calls, ended->calls);
 }
 
 /* bind + SEND with the key inside: one post. */
@@ -100,12 +100,49 @@ static void bind_and_send(void)
 	house_ok("bind + SEND in one post, the key in the message");
 }
 
+/* One bind alone asks for no completion; the application may ask for it. */
+static void confirmed_when_asked(void)
+{
+	struct house_client *it = &house.client[0];
+	mwctl_request ask = house_ask(&house, 0, 0, 4096, HOUSE_WRITE);
+	uint32_t used = house_peer(&house, 0).used;
+	struct ibv_send_wr bind, *bad = NULL;
+	mwctl_grant_info info;
+	mwctl_result grant;
+	mwctl_token token;
+	struct ibv_wc wc;
+	double limit = rc_now() + RC_DEADLINE_S;
+
+	HOUSE_OK(mwctl_grant_prepare(house.ctx, &ask, 1, &bind, &grant, &token));
+	RC_CHECK_EQ(0, bind.send_flags & IBV_SEND_SIGNALED);
+	bind.send_flags |= IBV_SEND_SIGNALED;
+	HOUSE_OK(mwctl_commit(house.ctx, token, ibv_post_send(it->pair.server.qp, &bind, &bad), bad, NULL));
+	do {
+		RC_CHECK(rc_now() < limit);
+		RC_CHECK_EQ(0, mwctl_poll_cq(house.ctx, it->pair.server.cq, 1, &wc));
+		HOUSE_OK(mwctl_grant_info_get(house.ctx, grant.grant, &info, sizeof(info)));
+	} while (!info.confirmed);
+	RC_CHECK_EQ(used, house_peer(&house, 0).used);
+	/* Nothing is outstanding: a queue that gets stuck now keeps no window. */
+	trouble_block(&house, 0);
+	HOUSE_OK(mwctl_peer_stuck(house.ctx, it->peer));
+	mwctl_result out;
+	HOUSE_OK(mwctl_revoke(house.ctx, grant.grant, 0, &out));
+	RC_CHECK_EQ(MWCTL_PROOF_DEALLOCATED, out.proof);
+	RC_CHECK_STATE(IBV_QPS_RTS, it->pair.server.qp);
+	trouble_unblock(&house, 0);
+	HOUSE_WRITE_FAILS(&house, 0, 0, grant.rkey, 0x25);
+	house_leave(&house, 0);
+	house_join(&house, 0);
+	house_ok("a bind that the application posts signaled is confirmed by its own completion");
+}
+
 static void aborted(void)
 {
 	mwctl_request ask = house_ask(&house, 0, 0, 4096, HOUSE_WRITE);
 	mwctl_peer_info before = house_peer(&house, 0), after;
 	mwctl_result grant, held = house_grant(&house, 0, 8192, 64, HOUSE_WRITE);
-	struct heard heard = {0};
+	struct ended ended = {0};
 	struct ibv_send_wr wr[2];
 	mwctl_token token;
 	mwctl_grant_info info;
@@ -113,16 +150,16 @@ static void aborted(void)
 	HOUSE_OK(mwctl_grant_prepare(house.ctx, &ask, 1, wr, &grant, &token));
 	HOUSE_OK(mwctl_abort(house.ctx, token));
 	HOUSE_STATUS(MWCTL_STATUS_STALE_ID, mwctl_grant_info_get(house.ctx, grant.grant, &info, sizeof(info)));
-	HOUSE_OK(mwctl_revoke_prepare(house.ctx, &held.grant, 1, 0, 0, on_done, &heard, wr, &token));
+	HOUSE_OK(mwctl_revoke_prepare(house.ctx, &held.grant, 1, 0, 0, on_done, &ended, wr, &token));
 	HOUSE_STATUS(MWCTL_STATUS_IN_PROGRESS,
-		     mwctl_revoke_prepare(house.ctx, &held.grant, 1, 0, 0, on_done, &heard, wr + 1, &token));
+		     mwctl_revoke_prepare(house.ctx, &held.grant, 1, 0, 0, on_done, &ended, wr + 1, &token));
 	HOUSE_OK(mwctl_abort(house.ctx, token));
-	await_calls(&heard, 1);
-	RC_CHECK_EQ(MWCTL_STATUS_NOT_POSTED, heard.status);
+	await_calls(&ended, 1);
+	RC_CHECK_EQ(MWCTL_STATUS_NOT_POSTED, ended.status);
 	HOUSE_WRITE_LANDS(&house, 0, 8192, held.rkey, 0x23);
-	HOUSE_OK(mwctl_regrant_prepare(house.ctx, held.grant, &ask, 0, on_done, &heard, wr, &grant, &token));
+	HOUSE_OK(mwctl_regrant_prepare(house.ctx, held.grant, &ask, 0, on_done, &ended, wr, &grant, &token));
 	HOUSE_OK(mwctl_abort(house.ctx, token));
-	await_calls(&heard, 2);
+	await_calls(&ended, 2);
 	HOUSE_WRITE_LANDS(&house, 0, 8192, held.rkey, 0x24);
 	HOUSE_OK(mwctl_revoke(house.ctx, held.grant, 0, NULL));
 	after = house_peer(&house, 0);
@@ -183,19 +220,19 @@ static void revoke_and_regrant(void)
 	mwctl_result held = house_grant(&house, 0, 0, 64, HOUSE_WRITE), next;
 	mwctl_request ask = house_ask(&house, 0, 4096, 64, HOUSE_WRITE);
 	struct ibv_send_wr wr[2], *bad = NULL;
-	struct heard heard = {0};
+	struct ended ended = {0};
 	mwctl_token token;
 
-	HOUSE_OK(mwctl_regrant_prepare(house.ctx, held.grant, &ask, 0, on_done, &heard, wr, &next, &token));
+	HOUSE_OK(mwctl_regrant_prepare(house.ctx, held.grant, &ask, 0, on_done, &ended, wr, &next, &token));
 	HOUSE_OK(mwctl_commit(house.ctx, token, ibv_post_send(it->pair.server.qp, wr, &bad), bad, NULL));
-	await_calls(&heard, 1);
-	RC_CHECK_EQ(MWCTL_PROOF_INVALIDATED, heard.last.proof);
-	RC_CHECK_EQ(held.grant, heard.last.grant);
+	await_calls(&ended, 1);
+	RC_CHECK_EQ(MWCTL_PROOF_INVALIDATED, ended.last.proof);
+	RC_CHECK_EQ(held.grant, ended.last.grant);
 	HOUSE_WRITE_LANDS(&house, 0, 4096, next.rkey, 0x25);
-	HOUSE_OK(mwctl_revoke_prepare(house.ctx, &next.grant, 1, 0, 0, on_done, &heard, wr, &token));
+	HOUSE_OK(mwctl_revoke_prepare(house.ctx, &next.grant, 1, 0, 0, on_done, &ended, wr, &token));
 	HOUSE_OK(mwctl_commit(house.ctx, token, ibv_post_send(it->pair.server.qp, wr, &bad), bad, NULL));
-	await_calls(&heard, 2);
-	RC_CHECK_EQ(MWCTL_PROOF_INVALIDATED, heard.last.proof);
+	await_calls(&ended, 2);
+	RC_CHECK_EQ(MWCTL_PROOF_INVALIDATED, ended.last.proof);
 	HOUSE_WRITE_FAILS(&house, 0, 4096, next.rkey, 0x26);
 	house_leave(&house, 0);
 	house_join(&house, 0);
@@ -211,20 +248,20 @@ static void cut_behind_the_invalidate(void)
 	static struct ibv_sge many[1000];
 	struct ibv_send_wr wr[2], *bad = NULL;
 	struct ibv_send_wr broken = {.sg_list = many, .num_sge = 1000, .opcode = IBV_WR_RDMA_WRITE};
-	struct heard heard = {0};
+	struct ended ended = {0};
 	mwctl_token token;
 	size_t posted;
 	int ret;
 
-	HOUSE_OK(mwctl_regrant_prepare(house.ctx, held.grant, &ask, 0, on_done, &heard, wr, &next, &token));
+	HOUSE_OK(mwctl_regrant_prepare(house.ctx, held.grant, &ask, 0, on_done, &ended, wr, &next, &token));
 	wr[0].next = &broken;
 	broken.next = &wr[1];
 	ret = ibv_post_send(it->pair.server.qp, wr, &bad);
 	RC_CHECK(ret != 0 && bad == &broken);
 	HOUSE_OK(mwctl_commit(house.ctx, token, ret, bad, &posted));
 	RC_CHECK_EQ(1, posted);
-	await_calls(&heard, 1);
-	RC_CHECK_EQ(MWCTL_PROOF_INVALIDATED, heard.last.proof);
+	await_calls(&ended, 1);
+	RC_CHECK_EQ(MWCTL_PROOF_INVALIDATED, ended.last.proof);
 	RC_CHECK_EQ(0, house_peer(&house, 0).grants);
 	RC_CHECK_EQ(0, house_peer(&house, 0).used);
 	RC_CHECK_STATE(IBV_QPS_RTS, it->pair.server.qp);
@@ -237,21 +274,21 @@ static void revoked_meanwhile(void)
 	struct house_client *it = &house.client[0];
 	mwctl_request ask = house_ask(&house, 0, 0, 64, HOUSE_WRITE);
 	struct ibv_send_wr wr, *bad = NULL;
-	struct heard heard = {0};
+	struct ended ended = {0};
 	mwctl_result grant;
 	mwctl_token token;
 
 	HOUSE_OK(mwctl_grant_prepare(house.ctx, &ask, 1, &wr, &grant, &token));
-	HOUSE_OK(mwctl_revoke_start(house.ctx, &grant.grant, 1, 0, 0, on_done, &heard));
+	HOUSE_OK(mwctl_revoke_start(house.ctx, &grant.grant, 1, 0, 0, on_done, &ended));
 	HOUSE_OK(mwctl_commit(house.ctx, token, ibv_post_send(it->pair.server.qp, &wr, &bad), bad, NULL));
-	await_calls(&heard, 1);
-	RC_CHECK_EQ(MWCTL_PROOF_INVALIDATED, heard.last.proof);
+	await_calls(&ended, 1);
+	RC_CHECK_EQ(MWCTL_PROOF_INVALIDATED, ended.last.proof);
 
 	HOUSE_OK(mwctl_grant_prepare(house.ctx, &ask, 1, &wr, &grant, &token));
-	HOUSE_OK(mwctl_revoke_start(house.ctx, &grant.grant, 1, 0, 0, on_done, &heard));
+	HOUSE_OK(mwctl_revoke_start(house.ctx, &grant.grant, 1, 0, 0, on_done, &ended));
 	HOUSE_OK(mwctl_abort(house.ctx, token));
-	await_calls(&heard, 2);
-	RC_CHECK_EQ(MWCTL_PROOF_NEVER_BOUND, heard.last.proof);
+	await_calls(&ended, 2);
+	RC_CHECK_EQ(MWCTL_PROOF_NEVER_BOUND, ended.last.proof);
 	RC_CHECK_EQ(0, house_peer(&house, 0).grants);
 	house_ok("a revocation of what is prepared ends after the commit or abort");
 }
@@ -333,6 +370,7 @@ int main(void)
 {
 	house_open(&house, NULL);
 	bind_and_send();
+	confirmed_when_asked();
 	aborted();
 	for (int at = 0; at < 4; at++)
 		cut(at);
