@@ -384,6 +384,14 @@ impl Context {
                 self.unlink(window_index, waiter);
                 let grant = self.make_id(id::Kind::Grant, window_index, generation);
                 self.end_item(waiter, Outcome::failed(grant, Status::Open));
+                let why = match (in_hand, overdue || stranded) {
+                    (true, _) => "its request is in a chain that was neither committed nor aborted",
+                    (_, true) => "its request did not complete, and the queue pair may not be moved to ERR",
+                    _ => "nobody has seen the completion queue empty in the second half of the time",
+                };
+                let qp_num = self.peers.at(index).qp_num.load(Ordering::Acquire);
+                let text = format_args!("grant {grant:#x} of QP {qp_num:#x} is open at its deadline: {why}");
+                self.log(Severity::Warning, text);
             }
         }
     }
