@@ -299,8 +299,8 @@ impl Context {
         let state = qp.query().map(|facts| facts.state);
         let outcome = Outcome { error: error.0, ..Outcome::failed(0, Status::PostFailed) };
         if state == Ok(verbs::IBV_QPS_ERR) {
-            body.suspect = true;
             self.drop_pending(index, body, outcome);
+            self.peer_lost(index, body, Life::Dead);
             return false;
         }
         let good = state == Ok(verbs::IBV_QPS_RTS);

@@ -3,6 +3,7 @@
  * once. */
 #include "trouble.h"
 
+#include <errno.h>
 #include <stdio.h>
 
 static struct house house;
@@ -66,6 +67,23 @@ static void by_a_deadline(bool dies)
 	house_ok("a client that %s is told at the deadline", dies ? "was dead" : "the deadline kills");
 }
 
+/* The provider takes no requests of a queue pair in error. */
+static void by_a_post(void)
+{
+	uint64_t other = house_grant(&house, 0, 4096, 4096, HOUSE_WRITE).grant, fault;
+	mwctl_request ask = house_ask(&house, 0, 0, 4096, HOUSE_WRITE);
+	struct ibv_qp *qp = house.client[0].pair.server.qp;
+	mwctl_result out;
+
+	rc_qp_modify(qp, IBV_QPS_ERR);
+	fault = trouble_order(MWCTL_SIM_FAIL_POST, qp, 0, EINVAL);
+	HOUSE_STATUS(MWCTL_STATUS_POST_FAILED, mwctl_grant(house.ctx, &ask, 0, &out));
+	RC_CHECK_EQ(0, out.grant);
+	trouble_release(fault);
+	check_told_once(0, other);
+	house_ok("a dead client is told when a post is refused");
+}
+
 int main(void)
 {
 	struct house_options options = {.clients = 1, .context.on_event = on_event};
@@ -75,6 +93,7 @@ int main(void)
 	if (mwctl_sim_present()) {
 		by_a_deadline(true);
 		by_a_deadline(false);
+		by_a_post();
 	} else {
 		printf("skipped on %s: completions that are lost\n", house.device.label);
 	}
