@@ -92,6 +92,10 @@ impl Context {
             return Err(Status::PeerLeaving);
         }
         if access & !body.access != 0 {
+            // The application may have changed them.
+            self.refresh(index, body)?;
+        }
+        if access & !body.access != 0 {
             return Err(Status::AccessMissingOnQp);
         }
         Ok(())
