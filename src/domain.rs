@@ -400,11 +400,16 @@ impl Context {
 
     /// Gives an unbound window back to its pool: its key is out of use from here on.
     pub fn give_window(&self, index: u32) {
+        let time = now_ns();
         let window = self.windows.at(index);
-        let domain = window.domain.load(Ordering::Acquire);
-        let mut body = self.domains.at(domain).body.lock();
-        window.keys.lock().end(body.pool.grants, now_ns());
-        self.give_to(&mut body, index);
+        let current = window.device_rkey.load(Ordering::Acquire) as u8;
+        let mut body = self.domains.at(window.domain.load(Ordering::Acquire)).body.lock();
+        let due = {
+            let mut keys = window.keys.lock();
+            keys.end(body.pool.grants, time);
+            keys.due(body.options.key_distance, current)
+        };
+        body.pool.give(index, due);
     }
 
     /// A window whose object is gone leaves its domain.
