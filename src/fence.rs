@@ -345,10 +345,10 @@ impl Context {
         if self.waiter_of(window_index, waiter.op) != Some(waiter) {
             return;
         }
-        // Once known that is not asked again for each of many.
-        let overdue = !(kill == Kill::Never && body.stuck) && self.is_overdue(&body, window_index, deadline);
-        if body.suspect || kill == Kill::Never && overdue {
-            // A queue pair that is in error already needs nobody's leave.
+        let overdue = self.is_overdue(&body, window_index, deadline);
+        let may_move = kill == Kill::Always || kill == Kill::IfPolled && overdue;
+        // A queue pair that is in error already needs nobody's leave: asked once for each deadline.
+        if body.suspect || !may_move && std::mem::replace(&mut body.asked_at, deadline) != deadline {
             let _ = self.refresh(index, &mut body);
             if window.right().generation != generation {
                 return;
@@ -369,7 +369,7 @@ impl Context {
             State::Revoking if !under_way => {
                 self.to_deallocate(index, &mut body, window_index, false);
             }
-            _ if !in_hand && (kill == Kill::Always || (kill == Kill::IfPolled && (overdue || stranded))) => {
+            _ if !in_hand && (may_move || kill == Kill::IfPolled && stranded) => {
                 if body.life != Life::Gone {
                     body.life = Life::Dead;
                 }

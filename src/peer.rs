@@ -96,6 +96,8 @@ pub struct PeerBody {
     pub told_dead: bool,
     /// A LOCAL_INV of ours did not complete by its deadline: post no more behind it.
     pub stuck: bool,
+    /// The deadline for which the QP's state was looked at last.
+    pub asked_at: u64,
     /// An error was seen on the QP: look at its state before trusting the send queue.
     pub suspect: bool,
 
