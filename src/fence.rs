@@ -345,7 +345,8 @@ impl Context {
         if self.waiter_of(window_index, waiter.op) != Some(waiter) {
             return;
         }
-        let overdue = self.is_overdue(&body, window_index, deadline);
+        // Once known that is not found out again for each of many.
+        let overdue = !(kill == Kill::Never && body.stuck) && self.is_overdue(&body, window_index, deadline);
         let may_move = kill == Kill::Always || kill == Kill::IfPolled && overdue;
         // A queue pair that is in error already needs nobody's leave: asked once for each deadline.
         if body.suspect || !may_move && std::mem::replace(&mut body.asked_at, deadline) != deadline {

@@ -283,7 +283,7 @@ static void seen_empty(void)
 	}
 	HOUSE_OK(mwctl_peer_grants(house.ctx, house.client[0].peer, &grant, 1, &n));
 	rc_post(house.client[0].pair.server.qp, &send);
-	HOUSE_OK(mwctl_revoke_start(house.ctx, &grant, 1, 20000, MWCTL_KILL_ALLOWED, on_done, &gone));
+	HOUSE_OK(mwctl_revoke_start(house.ctx, &grant, 1, 500000, MWCTL_KILL_ALLOWED, on_done, &gone));
 	while (!gone.calls) {
 		RC_CHECK_EQ(0, ibv_poll_cq(cq, 1, &wc));
 		HOUSE_OK(mwctl_cq_empty(house.ctx, cq));
