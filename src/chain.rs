@@ -218,6 +218,11 @@ impl ChainBody {
         self.asked > 0 || self.unclear
     }
 
+    /// Whether its success will show that of what was posted before.
+    pub fn tells_of_others(&self) -> bool {
+        self.asked > 0 && !self.unclear
+    }
+
     pub fn carries(&self, window: u32) -> bool {
         self.works.iter().any(|work| work.window == window)
     }

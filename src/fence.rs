@@ -361,7 +361,7 @@ impl Context {
         let stranded = window.state() == State::Binding
             && under_way
             && !window.invalidate.load(Ordering::Relaxed)
-            && !self.asks_for(&body, window_index);
+            && !self.is_told_of(&body, window_index);
         match window.state() {
             State::Deallocating => {}
             State::Binding if !under_way && !in_hand => {
@@ -427,23 +427,32 @@ impl Context {
             true => 0,
             false => LEAST_NS.max(deadline.saturating_sub(posted_at) / 2),
         };
+        let (mut carried, mut told) = (false, false);
         for slot in &body.outstanding {
             let state = self.chains.at(*slot).body.lock();
             if !queue.was_cleared_since(state.posted_at + time(state.posted_at)) {
                 return false;
             }
-            if state.is_due() && state.carries(window) {
-                return true;
+            if state.carries(window) {
+                if state.is_due() {
+                    return true;
+                }
+                carried = true;
             }
+            told |= carried && state.tells_of_others();
         }
-        false
+        told
     }
 
-    /// Whether a completion will tell of a request for the window.
-    fn asks_for(&self, body: &PeerBody, window: u32) -> bool {
+    /// Whether a completion will tell of a request for the window: that of the chain that it is in, or of
+    /// one behind it.
+    fn is_told_of(&self, body: &PeerBody, window: u32) -> bool {
+        let mut carried = false;
         body.outstanding.iter().any(|slot| {
             let state = self.chains.at(*slot).body.lock();
-            state.is_due() && state.carries(window)
+            let carries = state.carries(window);
+            carried |= carries;
+            carries && state.is_due() || carried && state.tells_of_others()
         })
     }
 

@@ -310,12 +310,71 @@ static void detached_with_a_cut(uint32_t budget)
 	house_ok("a detach whose last post was cut, with a budget of %u", budget);
 }
 
+/* The application polls, and offers what it finds, until this has ended. */
+static void offer_until(struct heard *heard)
+{
+	struct ibv_cq *cq = house.client[0].pair.server.cq;
+	double limit = rc_now() + RC_DEADLINE_S;
+	struct ibv_wc wc;
+
+	while (!atomic_load(&heard->calls)) {
+		if (ibv_poll_cq(cq, 1, &wc) == 1)
+			RC_CHECK_EQ(1, mwctl_take_wc(house.ctx, cq, &wc));
+		HOUSE_OK(mwctl_tick(house.ctx));
+		RC_CHECK(rc_now() < limit);
+	}
+	RC_CHECK_EQ(MWCTL_STATUS_OK, heard->status);
+}
+
+/* The bind asks for no completion and its LOCAL_INV is refused, but one that was posted behind will
+ * tell. Nobody has looked for it: that costs no queue pair. */
+static void told_by_a_later_one(void)
+{
+	struct heard granted = {0}, open = {0}, ended = {0};
+	struct ibv_send_wr wr;
+	mwctl_request ask[2];
+	mwctl_result first;
+	mwctl_token token;
+	uint64_t stall, refuse, ids[2];
+
+	house_open(&house, &(struct house_options){.clients = 1, .peer.polling = MWCTL_POLLING_YOURS,
+						   .context.on_event = on_event});
+	for (int i = 0; i < 2; i++)
+		ask[i] = house_ask(&house, 0, (uint64_t)i * 4096, 4096, HOUSE_WRITE);
+	stall = trouble_order(MWCTL_SIM_STALL_SQ, server_qp(0), 1, 0);
+	HOUSE_OK(mwctl_grant_prepare(house.ctx, &ask[0], 1, &wr, &first, &token));
+	rc_post(server_qp(0), &wr);
+	HOUSE_OK(mwctl_commit(house.ctx, token, 0, NULL, NULL));
+	HOUSE_OK(mwctl_grant_start(house.ctx, &ask[1], 1, 0, heard_done, &granted));
+	refuse = trouble_order(MWCTL_SIM_FAIL_POST, server_qp(0), 1, EINVAL);
+	HOUSE_OK(mwctl_revoke_start(house.ctx, &first.grant, 1, 60000, MWCTL_KILL_ALLOWED, heard_done, &open));
+	RC_CHECK_EQ(1, mwctl_sim_fault_hits(refuse));
+	while (!atomic_load(&open.calls))
+		HOUSE_OK(mwctl_tick(house.ctx));
+	RC_CHECK_EQ(MWCTL_STATUS_OPEN, open.status);
+	check_spared();
+	trouble_release(stall);
+	offer_until(&granted);
+	HOUSE_WRITE_LANDS(&house, 0, 0, first.rkey, 0x81);
+	ids[0] = first.grant;
+	ids[1] = granted.results[0].grant;
+	HOUSE_OK(mwctl_revoke_start(house.ctx, ids, 2, 0, MWCTL_KILL_ALLOWED, heard_done, &ended));
+	offer_until(&ended);
+	for (int i = 0; i < 2; i++)
+		RC_CHECK_EQ(MWCTL_PROOF_INVALIDATED, ended.results[i].proof);
+	check_spared();
+	HOUSE_WRITE_FAILS(&house, 0, 0, first.rkey, 0x82);
+	house_close(&house);
+	house_ok("a LOCAL_INV refused behind a silent bind: who has not looked at the next completion loses nothing");
+}
+
 int main(void)
 {
 	if (!mwctl_sim_present())
 		rc_skip("needs posts that are refused and cut at will");
 	successor_waits();
 	spared_with_a_bind_out();
+	told_by_a_later_one();
 	cut_off(EINVAL);
 	cut_off(ENOMEM);
 	cut_grants();
