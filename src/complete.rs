@@ -147,8 +147,7 @@ impl Context {
         // What was given up came before it.
         body.used -= std::mem::take(&mut body.given_up);
         let begun = self.chains.at(slot).body.lock().begun;
-        let mut at = 0;
-        while let Some(&earlier) = body.outstanding.get(at) {
+        while let Some(&earlier) = body.outstanding.front() {
             let (before, unclear) = {
                 let state = self.chains.at(earlier).body.lock();
                 (earlier != slot && state.committed < begun, state.unclear)
@@ -156,12 +155,12 @@ impl Context {
             if !before {
                 break;
             }
+            body.outstanding.pop_front();
             if unclear {
-                at += 1;
-                continue;
+                self.pass_by(index, body, earlier);
+            } else {
+                self.settle(index, body, earlier);
             }
-            body.outstanding.remove(at);
-            self.settle(index, body, earlier);
         }
         if let Some(at) = body.outstanding.iter().position(|other| *other == slot) {
             body.outstanding.remove(at);
@@ -202,6 +201,33 @@ impl Context {
         } else {
             self.free_chain(slot);
         }
+    }
+
+    /// What was posted behind a chain of unclear outcome has completed: so have its own requests, or they
+    /// were never posted. A window that somebody waits for is deallocated, which is right in either case;
+    /// the right of a bind that the application posted stays, bound or not.
+    fn pass_by(&self, index: u32, body: &mut PeerBody, slot: u32) {
+        let works = {
+            let mut state = self.chains.at(slot).body.lock();
+            body.used -= state.posted as u32;
+            std::mem::take(&mut state.works)
+        };
+        for work in &works {
+            if !self.concerns(*work) {
+                continue;
+            }
+            let window = self.windows.at(work.window);
+            window.posted.fetch_sub(1, Ordering::Relaxed);
+            let granted = window.take_bind_waiter();
+            if let Some(waiter) = granted {
+                self.end_item(waiter, Outcome::failed(0, Status::BindFailed));
+            }
+            if work.kind == Kind::Invalidate || granted.is_some() || window.revoke_waiter().is_some() {
+                self.to_deallocate(index, body, work.window, false);
+            }
+        }
+        self.chains.at(slot).body.lock().works = works;
+        self.drop_chain(slot);
     }
 
     /// All of a chain succeeded that was given up when its queue pair could not be moved to ERR: what

@@ -266,8 +266,14 @@ impl Context {
         }
         match window.state() {
             State::Binding | State::Valid if window.invalidate.load(Ordering::Relaxed) => {}
-            // Nobody knows whether it was posted: its completion tells, or the deadline comes, unless the
-            // queue pair is in error already.
+            // Nobody knows whether it is bound, and nothing is under way that will tell.
+            State::Binding
+                if window.unclear.load(Ordering::Relaxed) && window.posted.load(Ordering::Relaxed) == 0 =>
+            {
+                self.to_deallocate(index, body, window_index, self.may_move(window_index));
+            }
+            // Nobody knows whether it was posted: its completion tells, or that of something behind it, or
+            // the deadline comes, unless the queue pair is in error already.
             State::Binding if body.life == Life::Live && window.unclear.load(Ordering::Relaxed) => {
                 let _ = self.refresh(index, body);
             }

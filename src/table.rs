@@ -71,8 +71,9 @@ impl Context {
     /// device yet can't be.
     fn is_usable(&self, window: u32, state: State) -> bool {
         let window = self.windows.at(window);
-        let unposted =
-            || window.posted.load(Ordering::Relaxed) == 0 || window.prepared.load(Ordering::Relaxed);
+        let nowhere =
+            || window.posted.load(Ordering::Relaxed) == 0 && !window.unclear.load(Ordering::Relaxed);
+        let unposted = || nowhere() || window.prepared.load(Ordering::Relaxed);
         state.is_open() && !window.hidden.load(Ordering::Relaxed) && !(state == State::Binding && unposted())
     }
 
