@@ -185,7 +185,7 @@ pub struct ChainBody {
     pub posted: usize,
     /// The post's outcome is unclear: only its own completion tells that it was posted.
     pub unclear: bool,
-    /// The post was cut before the request that asks for a completion.
+    /// It asks for no completion, and one is wanted: the post was cut before the request that does.
     pub cut: bool,
     /// What the application hears of it; kept for the completions of a chain that was given up.
     pub told: Option<Told>,

@@ -167,14 +167,19 @@ impl Context {
         if body.life != Life::Live {
             return;
         }
-        let comes = |slot: &u32| {
-            let state = self.chains.at(*slot).body.lock();
-            state.asked > 0 && !state.unclear
-        };
-        let Some(newest) = body.outstanding.back().copied() else { return };
+        let comes = |slot: &u32| self.chains.at(*slot).body.lock().tells_of_others();
         if !body.outstanding.iter().any(comes) {
-            self.chains.at(newest).body.lock().cut = true;
+            self.ask_for(body);
             self.pump(index, body);
+        }
+    }
+
+    /// A completion is wanted behind what is in the send queue: one is due, or the next `ask_behind` brings
+    /// it.
+    fn ask_for(&self, body: &PeerBody) {
+        if let Some(newest) = body.outstanding.back() {
+            let mut state = self.chains.at(*newest).body.lock();
+            state.cut |= !state.tells_of_others();
         }
     }
 
@@ -312,6 +317,7 @@ impl Context {
             } else if self.concerns(work) {
                 // Its bind is out: that one's completion tries again, or the deadline comes.
                 window.invalidate.store(false, Ordering::Relaxed);
+                self.ask_for(body);
             }
             if good {
                 break;

@@ -82,7 +82,33 @@ static void successor_waits(void)
 	house_ok("a regrant whose LOCAL_INV is refused: the new right does not begin beside the old one");
 }
 
-/* The bind is out and unconfirmed, and its LOCAL_INV is refused. */
+/* The bind is out, unconfirmed, and asks for no completion; its LOCAL_INV is refused once. One is had
+ * behind the bind, and then it is tried again. */
+static void tried_again(void)
+{
+	mwctl_result grant, out;
+	struct ibv_send_wr wr;
+	mwctl_request ask;
+	mwctl_token token;
+	uint64_t refuse;
+
+	house_open(&house, &(struct house_options){.clients = 1, .context.on_event = on_event});
+	ask = house_ask(&house, 0, 0, 4096, HOUSE_WRITE);
+	HOUSE_OK(mwctl_grant_prepare(house.ctx, &ask, 1, &wr, &grant, &token));
+	rc_post(server_qp(0), &wr);
+	HOUSE_OK(mwctl_commit(house.ctx, token, 0, NULL, NULL));
+	refuse = trouble_order(MWCTL_SIM_FAIL_POST, server_qp(0), 1, EINVAL);
+	HOUSE_OK(mwctl_revoke_batch(house.ctx, &grant.grant, 1, 5000000, MWCTL_KILL_ALLOWED, &out));
+	RC_CHECK_EQ(1, mwctl_sim_fault_hits(refuse));
+	RC_CHECK_EQ(MWCTL_PROOF_INVALIDATED, out.proof);
+	RC_CHECK_EQ(0, house_peer(&house, 0).used);
+	check_spared();
+	HOUSE_WRITE_FAILS(&house, 0, 0, grant.rkey, 0x23);
+	house_close(&house);
+	house_ok("a LOCAL_INV that is refused behind a silent bind is tried again");
+}
+
+/* The same, and what would bring the completion is refused as well. */
 static void spared_with_a_bind_out(void)
 {
 	mwctl_result grant, other, out;
@@ -97,10 +123,10 @@ static void spared_with_a_bind_out(void)
 	HOUSE_OK(mwctl_grant_prepare(house.ctx, &ask, 1, &wr, &grant, &token));
 	rc_post(server_qp(0), &wr);
 	HOUSE_OK(mwctl_commit(house.ctx, token, 0, NULL, NULL));
-	refuse = trouble_order(MWCTL_SIM_FAIL_POST, server_qp(0), 1, EINVAL);
+	refuse = trouble_order(MWCTL_SIM_FAIL_POST, server_qp(0), 2, EINVAL);
 	HOUSE_STATUS(MWCTL_STATUS_OPEN,
 		     mwctl_revoke_batch(house.ctx, &grant.grant, 1, 300000, MWCTL_KILL_NEVER, &out));
-	RC_CHECK_EQ(1, mwctl_sim_fault_hits(refuse));
+	RC_CHECK_EQ(2, mwctl_sim_fault_hits(refuse));
 	RC_CHECK_EQ(MWCTL_PROOF_NONE, out.proof);
 	check_spared();
 	HOUSE_WRITE_LANDS(&house, 0, 65536, other.rkey, 0x21);
@@ -373,6 +399,7 @@ int main(void)
 	if (!mwctl_sim_present())
 		rc_skip("needs posts that are refused and cut at will");
 	successor_waits();
+	tried_again();
 	spared_with_a_bind_out();
 	told_by_a_later_one();
 	cut_off(EINVAL);
