@@ -38,9 +38,12 @@ use crate::status::{Result, Status};
 pub use types::mwctl_context;
 
 /// Runs a call's body: refused in a forked child and on a poisoned context; a panic is caught and
-/// poisons the context.
+/// poisons the context. What another thread's panic may have left undone is nothing to report.
 fn enter(ctx: *mut mwctl_context, body: impl FnOnce(&Context) -> Result<()>) -> Status {
-    enter_or(ctx, Status::from, |core| Status::from(body(core)))
+    enter_or(ctx, Status::from, |core| match Status::from(body(core)) {
+        _ if core.is_poisoned() => Status::Poisoned,
+        status => status,
+    })
 }
 
 /// The same for calls that return something else than a status.

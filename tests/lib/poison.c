@@ -1,11 +1,13 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /* An internal error does not cross the boundary: it is caught, the context gives no more proofs.
  * Needs the library built with the feature `controls` and MWCTL_BREAK=assertion. */
-#include "house.h"
+#include "trouble.h"
 
+#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 
+static struct house house;
 static int lines;
 
 static void on_log(void *user, int32_t severity, const char *text)
@@ -14,13 +16,26 @@ static void on_log(void *user, int32_t severity, const char *text)
 	lines += severity == 0 && strstr(text, "broken on purpose") != NULL;
 }
 
+/* Waits for a proof, behind a SEND that the client does not receive yet. */
+static void *wait_for_proof(void *grant)
+{
+	mwctl_result *held = grant;
+	static mwctl_result out;
+
+	HOUSE_STATUS(MWCTL_STATUS_POISONED,
+		     mwctl_revoke_batch(house.ctx, &held->grant, 1, 2000000, MWCTL_KILL_NEVER, &out));
+	return NULL;
+}
+
 int main(void)
 {
 	const char *broken = getenv("MWCTL_BREAK");
 	struct house_options options = {.context.log = on_log};
-	struct house house;
 	mwctl_domain_info info;
-	mwctl_result result, held;
+	mwctl_result result, held, behind;
+	double limit = rc_now() + RC_DEADLINE_S;
+	mwctl_grant_info right;
+	pthread_t thread;
 	mwctl_request ask;
 	struct ibv_wc wc;
 
@@ -28,6 +43,11 @@ int main(void)
 		rc_skip("run by scripts/check-controls.sh");
 	house_open(&house, &options);
 	held = house_grant(&house, 0, 0, 64, HOUSE_WRITE);
+	behind = house_grant(&house, 1, 4096, 64, HOUSE_WRITE);
+	trouble_block(&house, 1);
+	RC_CHECK_EQ(0, pthread_create(&thread, NULL, wait_for_proof, &behind));
+	while (mwctl_grant_info_get(house.ctx, behind.grant, &right, sizeof(right)) == MWCTL_STATUS_OK && !right.revoking)
+		RC_CHECK(rc_now() < limit);
 	ask = house_ask(&house, 0, 64, 64, HOUSE_WRITE);
 	HOUSE_STATUS(MWCTL_STATUS_POISONED, mwctl_domain_info_get(house.ctx, house.domain, &info, sizeof(info)));
 	RC_CHECK_EQ(1, lines);
@@ -37,6 +57,8 @@ int main(void)
 	RC_CHECK(mwctl_poll_cq(house.ctx, house.client[0].pair.server.cq, 1, &wc) < 0);
 	RC_CHECK_EQ(-1, mwctl_event_fd(house.ctx));
 	HOUSE_WRITE_LANDS(&house, 0, 0, held.rkey, 0x11);
+	rc_post_recv(&house.client[1].pair.client, &house.client[1].local, 7);
+	RC_CHECK_EQ(0, pthread_join(thread, NULL));
 	house_ok("a caught internal error poisons the context, and nothing is reported proved");
 	return 0;
 }
