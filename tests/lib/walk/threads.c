@@ -211,7 +211,7 @@ static void call_for_owner(void *with)
 		it->status = mwctl_revoke_start(it->ctx, &it->grant, 1, timeout, 0, walk_op_done, it->op);
 		return;
 	default:
-		it->status = mwctl_grant(it->ctx, &it->asked, 10000000, it->results);
+		it->status = mwctl_grant(it->ctx, &it->asked, 1000000, it->results);
 	}
 }
 
