@@ -11,7 +11,8 @@ use crate::op::{Follows, Outcome};
 use crate::peer::{Life, PeerBody};
 use crate::stats::count;
 use crate::status::{Proof, Status};
-use crate::window::{AHEAD, NONE, OpId, State, Waiter};
+use crate::time::now_ns;
+use crate::window::{AHEAD, Left, NONE, OpId, State, Waiter};
 
 /// Chains that were given up and whose completions are still told apart.
 const DROPPED: usize = 1 << 14;
@@ -175,6 +176,7 @@ impl Context {
             body.used -= state.posted as u32;
             (std::mem::take(&mut state.works), state.seen_of_asked < state.asked)
         };
+        let mut now = None;
         for (at, work) in works.iter().enumerate() {
             if let Some(ahead) = works.get(at + AHEAD) {
                 self.windows.at(ahead.window).prefetch();
@@ -192,7 +194,10 @@ impl Context {
                         self.start_revoke(index, body, work.window);
                     }
                 }
-                Kind::Invalidate => self.close_window(index, body, work.window, Proof::Invalidated, false),
+                Kind::Invalidate => {
+                    let free = Left::Free(*now.get_or_insert_with(now_ns));
+                    self.close_window(index, body, work.window, Proof::Invalidated, free);
+                }
             }
         }
         self.chains.at(slot).body.lock().works = works;
@@ -241,7 +246,7 @@ impl Context {
                 continue;
             }
             if work.kind == Kind::Invalidate {
-                self.close_window(index, body, work.window, Proof::Invalidated, false);
+                self.close_window(index, body, work.window, Proof::Invalidated, Left::Free(now_ns()));
             } else {
                 window.posted.fetch_sub(1, Ordering::Relaxed);
             }
@@ -288,14 +293,7 @@ impl Context {
     }
 
     /// A right is gone: whoever waits is told, and the window is free again, or was deallocated.
-    pub fn close_window(
-        &self,
-        index: u32,
-        body: &mut PeerBody,
-        window_index: u32,
-        proof: Proof,
-        deallocated: bool,
-    ) {
+    pub fn close_window(&self, index: u32, body: &mut PeerBody, window_index: u32, proof: Proof, left: Left) {
         let window = self.windows.at(window_index);
         let right = window.right();
         self.unlist(body, window_index);
@@ -316,7 +314,10 @@ impl Context {
             self.end_item(waiter, Outcome::failed(0, Status::BindFailed));
         }
         let waiter = window.swap_revoke_waiter(None);
-        window.end_grant(if deallocated { State::Empty } else { State::Free });
+        window.end_grant(match left {
+            Left::Free(_) => State::Free,
+            Left::Deallocated => State::Empty,
+        });
         // Requests that are still out carry the old generation and are not counted here any more.
         window.posted.store(0, Ordering::Relaxed);
         window.prepared.store(false, Ordering::Relaxed);
@@ -326,31 +327,31 @@ impl Context {
         if window.uncertain.swap(false, Ordering::Relaxed) {
             self.regions.at(right.region).uncertain.fetch_sub(1, Ordering::AcqRel);
         }
-        if deallocated {
-            self.forget_window(window_index);
-        } else {
-            self.give_window(window_index);
+        match left {
+            Left::Free(since) => self.give_window(window_index, since),
+            Left::Deallocated => self.forget_window(window_index),
         }
         self.end_revocations(waiter, Outcome::revoked(grant, proof));
     }
 
     /// Tells the revocations that waited for a window, given the newest: in the order in which they began.
     pub fn end_revocations(&self, newest: Option<Waiter>, outcome: Outcome) {
-        let mut oldest = None;
-        let mut at = newest;
+        let Some(newest) = newest else { return };
+        let mut at = self.op(newest.op).behind(newest.op.generation, newest.item);
+        if at.is_none() {
+            return self.end_item(newest, outcome);
+        }
+        let mut oldest = newest;
         while let Some(waiter) = at {
-            at = self.op(waiter.op).swap_behind(waiter.op.generation, waiter.item, oldest);
-            oldest = Some(waiter);
+            at = self.op(waiter.op).swap_behind(waiter.op.generation, waiter.item, Some(oldest));
+            oldest = waiter;
         }
-        while let Some(waiter) = oldest {
-            // Mostly there is just one.
-            oldest = if oldest == newest {
-                None
-            } else {
-                self.op(waiter.op).behind(waiter.op.generation, waiter.item)
-            };
-            self.end_item(waiter, outcome);
+        while oldest != newest {
+            let next = self.op(oldest.op).behind(oldest.op.generation, oldest.item);
+            self.end_item(oldest, outcome);
+            oldest = next.unwrap_or(newest);
         }
+        self.end_item(newest, outcome);
     }
 
     /// Puts a window on its peer's list.
@@ -512,7 +513,7 @@ impl Context {
             // Its key was bound, whether or not the application has said so yet.
             window.device_rkey.store(right.rkey, Ordering::Release);
             self.bound(index);
-            self.close_window(owner, &mut body, index, Proof::PeerInvalidated, false);
+            self.close_window(owner, &mut body, index, Proof::PeerInvalidated, Left::Free(now_ns()));
         }
         drop(body);
         self.event(Event { kind, qp_num, peer: by.map_or(0, |by| self.peer_id(by)), grant });

@@ -398,15 +398,14 @@ impl Context {
         Some((index, rkey))
     }
 
-    /// Gives an unbound window back to its pool: its key is out of use from here on.
-    pub fn give_window(&self, index: u32) {
-        let time = now_ns();
+    /// Gives an unbound window back to its pool: its key is out of use since then.
+    pub fn give_window(&self, index: u32, since: u64) {
         let window = self.windows.at(index);
         let current = window.device_rkey.load(Ordering::Acquire) as u8;
         let mut body = self.domains.at(window.domain.load(Ordering::Acquire)).body.lock();
         let due = {
             let mut keys = window.keys.lock();
-            keys.end(body.pool.grants, time);
+            keys.end(body.pool.grants, since);
             keys.due(body.options.key_distance, current)
         };
         body.pool.give(index, due);

@@ -13,7 +13,7 @@ use crate::peer::{Life, PeerBody};
 use crate::stats::count;
 use crate::status::{Proof, Status};
 use crate::time::now_ns;
-use crate::window::{NONE, OpId, State, Waiter};
+use crate::window::{Left, NONE, OpId, State, Waiter};
 
 /// So long at least a request is given before it is missed: a look at its CQ just behind the post says
 /// nothing.
@@ -158,7 +158,7 @@ impl Context {
             match result {
                 Ok(()) if trusted => {
                     self.windows.at(window).posted.store(0, Ordering::Relaxed);
-                    self.close_window(index, &mut body, window, proof, true);
+                    self.close_window(index, &mut body, window, proof, Left::Deallocated);
                 }
                 Ok(()) => self.report_open(window, libc::EIO),
                 Err(error) => self.report_open(window, error.0),

@@ -13,7 +13,7 @@ use crate::peer::{Life, PeerBody};
 use crate::stats::{add, count};
 use crate::status::{Proof, Result, Status};
 use crate::time::now_ns;
-use crate::window::{AHEAD, OpId, Right, State};
+use crate::window::{AHEAD, Left, OpId, Right, State};
 
 /// The line is cleaned of requests whose grants have ended when there are so many.
 const DEAD_ENTRIES: usize = 64;
@@ -400,7 +400,7 @@ impl Context {
         if let Some(waiter) = self.windows.at(window).take_bind_waiter() {
             self.end_item(waiter, outcome);
         }
-        self.close_window(index, body, window, Proof::NeverBound, false);
+        self.close_window(index, body, window, Proof::NeverBound, Left::Free(now_ns()));
     }
 
     /// There is room: what waits goes out by `run_pumps`, which whoever calls this sees to.

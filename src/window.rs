@@ -18,6 +18,14 @@ pub const NONE: u32 = u32::MAX;
 /// Loops over windows load them so many before their turn.
 pub const AHEAD: usize = 8;
 
+/// What became of a window at the end of its grant.
+#[derive(Clone, Copy, Debug)]
+pub enum Left {
+    /// It may be bound anew; its key has been out of use since then.
+    Free(u64),
+    Deallocated,
+}
+
 #[repr(u32)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum State {
