@@ -2127,7 +2127,7 @@ public:
 		return ::mwctl_poll_cq(link_.ctx(), cq, static_cast<int>(wc.size() < most ? wc.size() : most),
 				       wc.data());
 	}
-	// Offers a completion that the application polled: true if it was ours. After an error it is the
+	// Offers a completion that the application polled: true if it was ours. After an error, too, it is the
 	// application's.
 	// Never waits.
 	result<bool> take_wc(ibv_cq *cq, const ibv_wc &wc) noexcept

@@ -70,9 +70,9 @@ RETURNS = {
     " negative on an error.",
     "mwctl_reg_mr": "The region; NULL with errno on an error.",
     "mwctl_take_wc": "1: it was the library's. 0: it is the application's."
-    " Negative: an error, and it is the application's.",
+    " Negative: an error (minus the status), and it is the application's.",
     "mwctl_take_ex": "1: it was the library's. 0: it is the application's."
-    " Negative: an error, and it is the application's.",
+    " Negative: an error (minus the status), and it is the application's.",
     "mwctl_version": "The version as one number.",
 }
 

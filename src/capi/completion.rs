@@ -50,7 +50,8 @@ pub unsafe extern "C" fn mwctl_poll_cq(
 /// is the application's. Offer every one, also those with an error: what they say of a queue pair
 /// or a key is taken to heart. `cq` is the queue it came from; another device's is let pass, for its
 /// numbers mean other things. wc is read during the call alone.
-/// Negative on an error, and then the completion is the application's.
+/// Negative on an error (minus the status), and then the completion is the application's: what it
+/// handles itself is all for which this returns <= 0.
 /// Never waits.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mwctl_take_wc(
@@ -79,7 +80,7 @@ pub unsafe extern "C" fn mwctl_take_wc(
 /// other calls of this library but the questions wait until then, too. For polling YOURS. Make the
 /// queue with IBV_WC_EX_WITH_QP_NUM and IBV_WC_EX_WITH_IMM: without the first an error says of no
 /// queue pair that it is in error, and a SEND_WITH_INV is taken for the key's own client's; without
-/// the second a SEND_WITH_INV is not seen at all. Negative on an error.
+/// the second a SEND_WITH_INV is not seen at all. Negative on an error, as mwctl_take_wc.
 /// Never waits.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mwctl_take_ex(ctx: *mut mwctl_context, cq: *mut verbs::ibv_cq_ex) -> c_int {
