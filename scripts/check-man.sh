@@ -52,6 +52,33 @@ while read -r name; do
 	sed -n '/^SYNOPSIS/,/^DESCRIPTION/p' "$work/text" | grep -q "[ *]$name(" || die "$name's page does not show it"
 done <"$work/functions"
 man -M "$man" -w 7 mwctl >/dev/null || die "mwctl(7) is missing"
+
+# The lists at the head of mwctl.h stand in mwctl(7) whole, each under its heading.
+# in_header HEADING: the names of the list behind it, as the header has them.
+in_header() {
+	HEADING=$1 awk '
+		index($0, " * " ENVIRON["HEADING"]) == 1 { on = 1 }
+		on && /^ \*   [^ ]/ { sub(/^ \*   /, ""); sub(/  +.*/, ""); print; some = 1 }
+		on && some && /^ \*$/ { exit }' "$root/include/mwctl.h"
+}
+# in_page HEADING: the same, as the page has them.
+in_page() {
+	HEADING=$1 awk '
+		/^\.S[HS] / { on = substr($0, 5) == ENVIRON["HEADING"] }
+		on && tag { sub(/^\.BR? /, ""); sub(/ \(3\)$/, ""); gsub(/\\\[u2026\]/, "…"); print }
+		{ tag = $0 == ".TP" }' "$man/man7/mwctl.7"
+}
+while IFS='|' read -r header page; do
+	in_header "$header" >"$work/said"
+	in_page "$page" >"$work/shown"
+	[ "$(wc -l <"$work/said")" -ge 4 ] || die "mwctl.h has no list \"$header\""
+	diff "$work/said" "$work/shown" || die "mwctl(7), $page: not the list of mwctl.h"
+done <<'END'
+The calls that most programs need|The calls that most programs need
+In a program that hands out mr->rkey|In a program that hands out mr\->rkey
+How a program may post and poll|How a program may post and poll
+Rules for all calls|RULES FOR ALL CALLS
+END
 man -M "$man" -E UTF-8 7 mwctl_compat >"$work/compat" 2>/dev/null || die "mwctl_compat(7) is missing"
 for name in on_message error context; do
 	grep -q "mwctl_compat_$name(" "$work/compat" || die "mwctl_compat(7) does not show mwctl_compat_$name"

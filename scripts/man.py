@@ -526,28 +526,36 @@ class Pages:
 
     def overview(self, template):
         header, roff = self.header, self.roff
-        intro = [line[3:] for line in header.intro.splitlines()]
-        lists, rules = [[]], []
-        for line in intro:
-            if match := re.match(r"  (mwctl_\w+)\s{2,}(\S.*)", line):
-                lists[-1].append((match[1], match[2]))
-            elif lists[-1] and line.startswith("In a program"):
-                lists.append([])
-            elif match := re.match(r"  ([A-Za-z]\w+)\s{2,}(\S.*)", line):
-                rules.append((match[1], [match[2]]))
-            elif rules and line.startswith("      "):
-                rules[-1][1].append(line.strip())
-        proof = re.search(r"What a proof says: (.*)", "\n".join(intro), re.S)[1].split()
+        intro = "\n".join(line[3:] for line in header.intro.splitlines())
+        # A list and its heading: the paragraph before it.
+        lists, heading = {}, ""
+        for block in re.split(r"\n\n+", intro.strip("\n")):
+            if block.startswith("  "):
+                lists[heading] = [
+                    (name, said.split("\n"))
+                    for name, said in re.findall(r"^  (\S.*?) {2,}(\S.*(?:\n {4,}.*)*)", block, re.M)
+                ]
+            else:
+                heading = " ".join(block.split())
+        try:
+            dozen, short, posting, rules = lists.values()
+            after = re.search(r"\n\n(A loop need not .*?)\n\n", intro, re.S)[1]
+        except (ValueError, TypeError):
+            raise SystemExit("man.py: the introduction of mwctl.h was not understood") from None
+        proof = re.search(r"What a proof says: (.*)", intro, re.S)[1].split()
 
-        def tagged(calls):
-            return sum(([".TP", f".BR {n} (3)", *roff.lines([said])] for n, said in calls), [])
+        def tagged(entries):
+            out = []
+            for name, said in entries:
+                tag = f".BR {name} (3)" if name in header.functions else f".B {escaped(name)}"
+                out += [".TP", tag, *roff.lines([line.strip() for line in said])]
+            return out
 
-        if len(lists) != 2 or len(lists[0]) < 8 or not lists[1] or len(rules) < 5:
-            raise SystemExit("man.py: the introduction of mwctl.h was not understood")
         parts = {
-            "DOZEN": tagged(lists[0]),
-            "SHORT": tagged(lists[1]),
-            "RULES": sum(([".TP", f".B {n}", *roff.lines(said)] for n, said in rules), []),
+            "DOZEN": tagged(dozen),
+            "SHORT": tagged(short),
+            "POSTING": [*tagged(posting), ".PP", *roff.lines([after])],
+            "RULES": tagged(rules),
             "PROOF": roff.lines([sentence(" ".join(proof))]),
             "PROOFS": self.variants("mwctl_proof"),
             "OBJECTS": sum(
