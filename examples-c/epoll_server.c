@@ -429,6 +429,7 @@ static int timeout_ms(void)
 static void serve(void)
 {
 	struct epoll_event events[8];
+	bool due;
 	int i, n;
 
 	while (server.gone < CLIENTS) {
@@ -436,6 +437,7 @@ static void serve(void)
 		if (n < 0 && errno != EINTR)
 			die("epoll_wait: %s", strerror(errno));
 		server.wakeups++;
+		due = false;
 		for (i = 0; i < n; i++) {
 			int fd = events[i].data.fd;
 
@@ -449,11 +451,13 @@ static void serve(void)
 			} else if (fd == arrivals) {
 				drain(fd);
 				take_arrivals();
+			} else {
+				due = true; /* libmwctl's own, readable until it is ticked */
 			}
-			/* libmwctl's own descriptor: the tick below. */
 		}
 		poll_all();
-		if (mwctl_next_timeout(server.ctx) == 0)
+		/* Or the time has passed, whatever woke us. */
+		if (due || mwctl_next_timeout(server.ctx) == 0)
 			must(mwctl_tick(server.ctx), "mwctl_tick");
 	}
 }
