@@ -413,7 +413,11 @@ typedef struct mwctl_stats {
 
 // Options of mwctl_domain_open. All zero is the default.
 typedef struct mwctl_domain_options {
-  // Windows to have ready; allocated at once, topped up by mwctl_tick. 0: 64, or the limit.
+  // Windows to have ready; allocated at once. 0: 64, or the limit. Once a grant leaves less than a
+  // quarter of them ready, or finds none, the event fd asks for mwctl_tick, which allocates up to
+  // the reserve again: 64 at most a tick, and it asks for the next. Besides ticks, and those of the
+  // service thread, only waiting calls that find none allocate, and mwctl_domain_reserve: without
+  // any, POOL_EMPTY stays until a grant has ended whose window may be bound again.
   uint32_t reserve;
   // Windows at most, no fewer than the reserve; 0: as many as the device allocates.
   uint32_t limit;
@@ -692,7 +696,9 @@ int mwctl_event_fd(struct mwctl_context *ctx);
 // Never waits.
 int64_t mwctl_next_timeout(struct mwctl_context *ctx);
 
-// Does what is due: deallocations, deadlines, refills of the pools, callbacks.
+// Does what is due: deallocations, deadlines, refills of the pools (64 windows at most, see
+// mwctl_domain_options.reserve), callbacks. To be called by a busy loop, too, whose queues don't run
+// empty.
 // Never waits for the network or another thread; makes kernel calls where something has to be
 // allocated or deallocated.
 mwctl_status mwctl_tick(struct mwctl_context *ctx);
@@ -883,7 +889,7 @@ mwctl_status mwctl_grant_batch(struct mwctl_context *ctx,
                                struct mwctl_result *results);
 
 // The same, ending in a callback. POOL_EMPTY in a result means that no window was ready: reserve
-// more, or let mwctl_tick refill the pool.
+// more, or let mwctl_tick refill the pool (mwctl_domain_options.reserve).
 // Never waits.
 mwctl_status mwctl_grant_start(struct mwctl_context *ctx,
                                const struct mwctl_request *asked,

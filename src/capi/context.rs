@@ -199,7 +199,9 @@ pub unsafe extern "C" fn mwctl_next_timeout(ctx: *mut mwctl_context) -> i64 {
     enter_or(ctx, |_| -1, |core| core.next_timeout().map_or(-1, |ns| ns.min(i64::MAX as u64) as i64))
 }
 
-/// Does what is due: deallocations, deadlines, refills of the pools, callbacks.
+/// Does what is due: deallocations, deadlines, refills of the pools (64 windows at most, see
+/// mwctl_domain_options.reserve), callbacks. To be called by a busy loop, too, whose queues don't run
+/// empty.
 /// Never waits for the network or another thread; makes kernel calls where something has to be
 /// allocated or deallocated.
 #[unsafe(no_mangle)]

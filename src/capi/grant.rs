@@ -63,7 +63,7 @@ pub unsafe extern "C" fn mwctl_grant_batch(
 }
 
 /// The same, ending in a callback. POOL_EMPTY in a result means that no window was ready: reserve
-/// more, or let mwctl_tick refill the pool.
+/// more, or let mwctl_tick refill the pool (mwctl_domain_options.reserve).
 /// Never waits.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mwctl_grant_start(

@@ -98,7 +98,11 @@ pub struct mwctl_capabilities {
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct mwctl_domain_options {
-    /// Windows to have ready; allocated at once, topped up by mwctl_tick. 0: 64, or the limit.
+    /// Windows to have ready; allocated at once. 0: 64, or the limit. Once a grant leaves less than a
+    /// quarter of them ready, or finds none, the event fd asks for mwctl_tick, which allocates up to
+    /// the reserve again: 64 at most a tick, and it asks for the next. Besides ticks, and those of the
+    /// service thread, only waiting calls that find none allocate, and mwctl_domain_reserve: without
+    /// any, POOL_EMPTY stays until a grant has ended whose window may be bound again.
     pub reserve: u32,
     /// Windows at most, no fewer than the reserve; 0: as many as the device allocates.
     pub limit: u32,
