@@ -524,9 +524,11 @@ typedef struct mwctl_peer_options {
   // 1: what other threads ask for is posted by the owner's next mwctl_tick, mwctl_poll_cq or
   // mwctl_take_wc; the event fd tells it.
   uint32_t queue_for_owner;
-  // For a queue pair of ibv_create_qp_ex with send_ops_flags: 1, and the flags below. A queue
-  // pair created without BIND_MW and LOCAL_INV has a send queue too small for them.
+  // For a queue pair of ibv_create_qp_ex with send_ops_flags: 1, and the flags below.
   uint32_t declares_send_ops;
+  // The send_ops_flags that it was created with, as they were in struct ibv_qp_init_attr_ex.
+  // IBV_QP_EX_WITH_BIND_MW and IBV_QP_EX_WITH_LOCAL_INV must be among them: a queue pair created
+  // without has a send queue too small for them. Read if declares_send_ops is 1.
   uint64_t send_ops_flags;
 } mwctl_peer_options;
 
@@ -582,7 +584,11 @@ typedef struct mwctl_peer_info {
   uint64_t grants;
 } mwctl_peer_info;
 
-// A right that is asked for.
+// A right that is asked for. Refused where the range is none (LENGTH_ZERO, LENGTH_TOO_LONG,
+// OUT_OF_RANGE); where `access` is none (ACCESS_NONE, UNKNOWN_FLAGS), or more than device, region and
+// queue pair allow (ACCESS_UNSUPPORTED, ACCESS_MISSING_ON_REGION, ACCESS_MISSING_ON_QP); where peer and
+// region are of two domains (FOREIGN_PD); and while it can't be met: NOT_CONNECTED before RTS,
+// PEER_DEAD, PEER_LEAVING, RANGE_UNCERTAIN.
 typedef struct mwctl_request {
   struct mwctl_peer peer;
   struct mwctl_region region;
@@ -648,7 +654,8 @@ extern "C" {
 // Takes a device context under management and tries out what it can do. The application keeps
 // it, and must not close it before mwctl_context_close. `size` is sizeof *opts; opts may be
 // NULL with size 0. On an error *ctx is NULL. One
-// context a device context: ALREADY_ATTACHED otherwise.
+// context a device context: ALREADY_ATTACHED otherwise. VERBS_ERROR: the device can't be queried.
+// FORKED in a forked child.
 // May wait (a few kernel calls).
 mwctl_status mwctl_context_open(struct ibv_context *device,
                                 const struct mwctl_context_options *opts,
@@ -658,8 +665,8 @@ mwctl_status mwctl_context_open(struct ibv_context *device,
 // Ends the management. Refused with BUSY while a domain is open: nothing is leaked silently. But what
 // the short calls (mwctl_reg_mr, mwctl_rkey) opened on the way is closed with it, once every queue
 // pair is detached and no right is open; ibv_dereg_mr is then the application's to call. Refused
-// with POISONED after an internal error: such a context stays as it is. Callbacks that are due
-// come during the call.
+// with POISONED after an internal error: such a context stays as it is. WOULD_DEADLOCK from a
+// callback on the service thread. Callbacks that are due come during the call.
 // No other call on the context may be under way. NULL does nothing.
 // Never waits.
 mwctl_status mwctl_context_close(struct mwctl_context *ctx);
@@ -677,9 +684,12 @@ mwctl_status mwctl_stats_get(struct mwctl_context *ctx, struct mwctl_stats *stat
 // What to add before ibv_create_qp and ibv_create_cq for one peer with this budget (0: 16): the
 // budget to cap->max_send_wr, and to *cqe of the queue pair's send CQ. Every send-queue entry of
 // ours may use one completion-queue entry, an error's included. Call it once for each peer of a
-// shared CQ. Either pointer may be NULL.
+// shared CQ. Either pointer may be NULL. BUDGET_TOO_LARGE, and nothing added, if a sum exceeds INT_MAX
+// or *cqe is negative.
 // Never waits.
-mwctl_status mwctl_size_queues(uint32_t budget, struct ibv_qp_cap *cap, int *cqe);
+mwctl_status mwctl_size_queues(uint32_t budget,
+                               struct ibv_qp_cap *cap,
+                               int *cqe);
 
 // A descriptor for poll or epoll, one a context: readable while mwctl_tick, or for polling OURS
 // mwctl_poll_cq, has something to do, until mwctl_tick has run. It belongs to the context; -1 on an
@@ -731,7 +741,8 @@ uint32_t mwctl_version(void);
 
 // Takes a protection domain under management and allocates its reserve of windows. The
 // application keeps the PD, and must not deallocate it before mwctl_domain_close. `size` is
-// sizeof *opts; opts may be NULL with size 0.
+// sizeof *opts; opts may be NULL with size 0. FOREIGN_CONTEXT: the PD is another device context's.
+// UNSUPPORTED: the device has no Type 2 windows. DEVICE_LIMIT: it allocates fewer than the reserve.
 // May wait (a kernel call a window).
 mwctl_status mwctl_domain_open(struct mwctl_context *ctx,
                                struct ibv_pd *pd,
@@ -740,9 +751,11 @@ mwctl_status mwctl_domain_open(struct mwctl_context *ctx,
                                struct mwctl_domain *domain);
 
 // Ends the management of a PD and deallocates its windows. Refused with BUSY while a peer or
-// region of it is attached; mwctl_domain_grants lists what is still open.
+// region of it is attached; mwctl_domain_grants lists what is still open. VERBS_ERROR: a window can't
+// be deallocated; the call can be repeated.
 // May wait (a kernel call a window).
-mwctl_status mwctl_domain_close(struct mwctl_context *ctx, struct mwctl_domain domain);
+mwctl_status mwctl_domain_close(struct mwctl_context *ctx,
+                                struct mwctl_domain domain);
 
 // Has at least `windows` windows ready for the next grants, so that calls that never wait find
 // them. KEYS_EXHAUSTED or DEVICE_LIMIT if the device allocates no more.
@@ -761,6 +774,8 @@ mwctl_status mwctl_domain_info_get(struct mwctl_context *ctx,
 // Maps `length` bytes of zeroed memory and registers them with LOCAL_WRITE and MW_BIND alone:
 // the region has no remote access of its own, and what a grant opens, its revocation closes. A
 // forked child does not see the memory. `size` is sizeof *opts; opts may be NULL with size 0.
+// LENGTH_ZERO; NO_MEMORY, also by RLIMIT_MEMLOCK; VERBS_ERROR: it can't be registered.
+// TOO_MANY: more blocks than a region may have.
 // May wait (registering pins the memory).
 mwctl_status mwctl_region_register(struct mwctl_context *ctx,
                                    struct mwctl_domain domain,
@@ -770,9 +785,11 @@ mwctl_status mwctl_region_register(struct mwctl_context *ctx,
                                    struct mwctl_region *region);
 
 // Takes the application's region under management. It stays the application's, which must not
-// deregister it before mwctl_region_detach; ALREADY_ATTACHED if it is under management. iova and access of the options must be what it was
-// registered with: struct ibv_mr carries neither, and a bind is checked against them. `size` is
-// sizeof *opts.
+// deregister it before mwctl_region_detach; ALREADY_ATTACHED if it is under management. iova and access
+// of the options must be what it was registered with: struct ibv_mr carries neither, and a bind is
+// checked against them. `size` is sizeof *opts. FOREIGN_PD: the MR is of another PD than the domain.
+// By its access flags: PARENT_OPEN, PARENT_NOT_BINDABLE, MEMORY_KIND. OUT_OF_RANGE: it wraps around.
+// TOO_MANY: more blocks than a region may have.
 // Never waits.
 mwctl_status mwctl_region_attach(struct mwctl_context *ctx,
                                  struct mwctl_domain domain,
@@ -783,7 +800,7 @@ mwctl_status mwctl_region_attach(struct mwctl_context *ctx,
 
 // Ends the management of a region. Success means that ibv_dereg_mr is safe now; for a region of
 // mwctl_region_register it is done and the memory unmapped. Refused with BUSY while a grant into
-// it is open or uncertain.
+// it is open or uncertain. VERBS_ERROR: it can't be deregistered.
 // May wait (deregistering is a kernel call).
 mwctl_status mwctl_region_detach(struct mwctl_context *ctx, struct mwctl_region region);
 
@@ -795,7 +812,7 @@ mwctl_status mwctl_region_info_get(struct mwctl_context *ctx,
                                    size_t size);
 
 // Takes `count` neighbouring blocks in which no right is open or uncertain; *addr is the first
-// byte, in the region's iova space. NO_BLOCKS if there is no such run.
+// byte, in the region's iova space. NO_BLOCKS if there is no such run. LENGTH_ZERO: `count` is 0.
 // Never waits.
 mwctl_status mwctl_block_take(struct mwctl_context *ctx,
                               struct mwctl_region region,
@@ -803,7 +820,8 @@ mwctl_status mwctl_block_take(struct mwctl_context *ctx,
                               uint64_t *addr);
 
 // Gives `count` blocks back that were taken, from `addr` on. Where a right is still open or
-// uncertain they stay out of use until it is proved gone.
+// uncertain they stay out of use until it is proved gone. OUT_OF_RANGE, or BLOCK_NOT_TAKEN, if these
+// are no such blocks: then none is given back.
 // Never waits.
 mwctl_status mwctl_block_give(struct mwctl_context *ctx,
                               struct mwctl_region region,
@@ -813,7 +831,12 @@ mwctl_status mwctl_block_give(struct mwctl_context *ctx,
 // Takes an RC queue pair under management, in any state from INIT to RTS; grants need RTS. The
 // application keeps the queue pair and its CQs, goes on posting and polling, and must call
 // mwctl_peer_detach before it destroys the queue pair or moves it to RESET. `size` is
-// sizeof *opts; opts may be NULL with size 0.
+// sizeof *opts; opts may be NULL with size 0. FOREIGN_PD: the queue pair is of another PD than the
+// domain, or of a parent domain that was not declared. NOT_RC. QP_STATE: RESET, or one behind RTS.
+// ALREADY_ATTACHED. BUDGET_TOO_LARGE: see mwctl_size_queues. POLLING_MODE, WRONG_THREAD: a CQ of its is
+// in use by a peer with another `polling`, or another owner_thread. Of ibv_create_qp_ex: QP_UNDECLARED
+// without declares_send_ops, QP_WITHOUT_WINDOW_OPS if the flags lack the two. VERBS_ERROR: it can't be
+// queried.
 // May wait (queries the queue pair).
 mwctl_status mwctl_peer_attach(struct mwctl_context *ctx,
                                struct mwctl_domain domain,
@@ -836,7 +859,8 @@ mwctl_status mwctl_peer_stuck(struct mwctl_context *ctx,
 // touches neither the queue pair nor, on its behalf, its CQs again; completions of ours that
 // still come are recognised and dropped. At its deadline it moves the queue pair to ERR, which
 // the application is about to destroy anyway. On an error the peer stays, takes no new grants,
-// and the call can be repeated; STALE_ID: another call has taken it off the books. WOULD_DEADLOCK,
+// and the call can be repeated: OPEN if a right was not proved gone, or a prepared chain awaits its
+// commit. STALE_ID: another call has taken it off the books. WOULD_DEADLOCK,
 // WRONG_THREAD: not on this thread, says mwctl_peer_options; mwctl_peer_detach_start is the way there.
 // timeout_us 0: the context's default.
 // May wait.
@@ -853,7 +877,8 @@ mwctl_status mwctl_peer_detach_start(struct mwctl_context *ctx,
                                      void *user);
 
 // The queue pair no longer exists, or was moved to RESET without a detach: it is never touched
-// again, its windows are deallocated, the peer is off the books.
+// again, its windows are deallocated, the peer is off the books. OPEN: one can't be deallocated; the
+// peer stays, and the call can be repeated.
 // May wait (a kernel call a window).
 mwctl_status mwctl_peer_gone(struct mwctl_context *ctx,
                              struct mwctl_peer peer,
@@ -869,7 +894,9 @@ mwctl_status mwctl_peer_info_get(struct mwctl_context *ctx,
 // Hands one right to one client: binds a window of the pool to its queue pair and returns once
 // the bind has completed. *result has the grant's id and the rkey for the client; on an error
 // its status, and an id only if something is still open under it (TIMED_OUT: revoke it).
-// WOULD_DEADLOCK, WRONG_THREAD: not on this thread, says mwctl_peer_options.
+// WOULD_DEADLOCK, WRONG_THREAD: not on this thread, says mwctl_peer_options. A bad request is refused
+// as mwctl_request says. DEVICE_LIMIT, KEYS_EXHAUSTED: no window is to be had. POST_FAILED, BIND_FAILED,
+// NOT_POSTED: there is no right; mostly the queue pair is in error then.
 // Verbs: IBV_WR_BIND_MW on the peer's own queue pair; the rkey's low 8 bits change at each bind.
 // May wait.
 mwctl_status mwctl_grant(struct mwctl_context *ctx,
@@ -880,7 +907,8 @@ mwctl_status mwctl_grant(struct mwctl_context *ctx,
 // Hands out many rights, to any number of clients: one post and one signaled completion for each
 // client's share, as far as its budget goes. Bad requests are refused before anything is posted.
 // `results` has room for `n`, in the order of the requests; those that failed afterwards have a
-// status of their own. Returns the first status that is no success.
+// status of their own, as of mwctl_grant. Returns the first status that is no success.
+// WOULD_DEADLOCK, WRONG_THREAD: not on this thread, says mwctl_peer_options. TOO_MANY: over 16,777,215.
 // May wait.
 mwctl_status mwctl_grant_batch(struct mwctl_context *ctx,
                                const struct mwctl_request *asked,
@@ -900,7 +928,9 @@ mwctl_status mwctl_grant_start(struct mwctl_context *ctx,
 
 // Ends a grant and hands out its successor to the same client, in one post: the new right, with
 // a new id and rkey, begins only after the old one is gone. results[0] is the revocation's,
-// results[1] the new grant's.
+// results[1] the new grant's. IN_PROGRESS: the grant is being revoked. MIXED_PEERS: it is not the
+// request's client's. OPEN, NOT_POSTED: the old right was not proved gone, and there is no new one.
+// WOULD_DEADLOCK, WRONG_THREAD: not on this thread, says mwctl_peer_options.
 // May wait.
 mwctl_status mwctl_regrant(struct mwctl_context *ctx,
                            uint64_t grant,
@@ -925,8 +955,10 @@ mwctl_status mwctl_revoke(struct mwctl_context *ctx,
 // and one signaled completion, all clients' chains in flight together. `results` may be NULL or
 // has room for `n`, in order; a stale or doubled id has a status of its own there and does not
 // keep the others from ending. OPEN: not proved, as for mwctl_revoke. `kill`: enum mwctl_kill.
-// Returns the first status that is no success. A client that goes on writing can end the queue
-// pair by that in the middle of its chain: the rest is then proved by QP_FENCED.
+// Returns the first status that is no success: of an item STALE_ID or DUPLICATE. WOULD_DEADLOCK,
+// WRONG_THREAD: not on this thread, says mwctl_peer_options. TOO_MANY: over 16,777,215. A client
+// that goes on writing can end the queue pair by that in the middle of its chain: the rest is then
+// proved by QP_FENCED.
 // May wait.
 mwctl_status mwctl_revoke_batch(struct mwctl_context *ctx,
                                 const uint64_t *grants,
@@ -947,8 +979,9 @@ mwctl_status mwctl_revoke_start(struct mwctl_context *ctx,
                                 void *user);
 
 // Takes back all that one client holds, what is being granted included. *n, if not NULL, is the
-// number of grants that ended. OPEN: one was not proved gone, as for mwctl_revoke. The queue pair
-// stays attached and can be granted to again.
+// number of grants that ended. OPEN: one was not proved gone, as for mwctl_revoke. WOULD_DEADLOCK,
+// WRONG_THREAD: not on this thread, says mwctl_peer_options; mwctl_revoke_peer_start is the way there.
+// The queue pair stays attached and can be granted to again.
 // May wait.
 mwctl_status mwctl_revoke_peer(struct mwctl_context *ctx,
                                struct mwctl_peer peer,
@@ -966,7 +999,8 @@ mwctl_status mwctl_revoke_peer_start(struct mwctl_context *ctx,
                                      void *user);
 
 // Takes back every right of any client that touches the range. *n, if not NULL, is the number of
-// grants that ended. OPEN: one was not proved gone, as for mwctl_revoke.
+// grants that ended. OPEN: one was not proved gone, as for mwctl_revoke. WOULD_DEADLOCK, WRONG_THREAD:
+// not on this thread, says mwctl_peer_options. LENGTH_ZERO, OUT_OF_RANGE: it is no range of the region.
 // May wait.
 mwctl_status mwctl_revoke_range(struct mwctl_context *ctx,
                                 struct mwctl_region region,
@@ -990,8 +1024,10 @@ mwctl_status mwctl_revoke_range_start(struct mwctl_context *ctx,
 // Moves rights from one client to another, for a new leader or a failover: each new right is
 // bound only after the proof that the grant in its place is gone, so that the two never hold it
 // together. `results`, which may be NULL, has room for 2n: the new grants in the order of the
-// moves, then the revocations. Without a proof the new client gets nothing (NOT_POSTED). Returns
-// the first status that is no success.
+// moves, then the revocations. Without a proof (OPEN) the new client gets nothing (NOT_POSTED). Returns
+// the first status that is no success. A bad step is refused before anything is revoked: DUPLICATE if
+// a grant is named twice, a bad request as mwctl_request says. WOULD_DEADLOCK, WRONG_THREAD: not on this
+// thread, says mwctl_peer_options. TOO_MANY: over 8,388,607.
 // May wait.
 mwctl_status mwctl_transfer(struct mwctl_context *ctx,
                             const struct mwctl_move *steps,
@@ -1014,11 +1050,12 @@ mwctl_status mwctl_transfer_start(struct mwctl_context *ctx,
 // the last one's next NULL for the application to continue. Each result has id and rkey at once;
 // the rkey may travel in a later SEND of the same chain and in no other way before the grant is
 // confirmed (mwctl_grant_info). wrs must stay in place until commit or abort, one of which must
-// follow. Takes n entries of the budget: QUEUE_FULL if they are in use, POOL_EMPTY if no window
-// is ready. They ask for a completion only when half of the budget is in use, and are confirmed by that
-// or by a later completion of the library's on this queue pair; the entries stay in use until then. To have it
-// at once, set IBV_SEND_SIGNALED in the last one's send_flags before the post: its completion is
-// the library's.
+// follow. Takes n entries of the budget: QUEUE_FULL if they are in use, TOO_MANY if it is smaller;
+// POOL_EMPTY if no window is ready. They ask for a completion only when half of the budget is in use,
+// and are confirmed by that or by a later completion of the library's on this queue pair; the entries
+// stay in use until then. To have it at once, set IBV_SEND_SIGNALED in the last one's send_flags before
+// the post: its completion is the library's. MIXED_PEERS: more than one client. A bad request is refused
+// as mwctl_request says. WRONG_THREAD: not on this thread, says mwctl_peer_options.
 // Never waits.
 mwctl_status mwctl_grant_prepare(struct mwctl_context *ctx,
                                  const struct mwctl_request *asked,
@@ -1029,7 +1066,8 @@ mwctl_status mwctl_grant_prepare(struct mwctl_context *ctx,
 
 // LOCAL_INVs for the application to post itself, for grants of one client: fills wrs[0..n-1] as
 // above, the last one signaled. on_done, which may be NULL, hears of the proof after the commit.
-// Takes n entries of the budget.
+// Takes n entries of the budget: QUEUE_FULL, TOO_MANY as above. MIXED_PEERS; DUPLICATE; IN_PROGRESS: one
+// is being revoked, or its own chain awaits the commit; PEER_DEAD: mwctl_revoke_start needs no post.
 // Never waits.
 mwctl_status mwctl_revoke_prepare(struct mwctl_context *ctx,
                                   const uint64_t *grants,
@@ -1043,7 +1081,7 @@ mwctl_status mwctl_revoke_prepare(struct mwctl_context *ctx,
 
 // A LOCAL_INV for a grant and a bind for its successor to the same client: fills wrs[0] and
 // wrs[1], to be posted in this order. *result is the new grant's. on_done, which may be NULL,
-// hears of the old one's proof. Takes 2 entries of the budget.
+// hears of the old one's proof. Takes 2 entries of the budget. Refused as the two above.
 // Never waits.
 mwctl_status mwctl_regrant_prepare(struct mwctl_context *ctx,
                                    uint64_t grant,
@@ -1139,7 +1177,8 @@ mwctl_status mwctl_cq_gone(struct mwctl_context *ctx, struct ibv_cq *cq);
 // reported as still open. For a loop that sleeps mwctl_next_timeout and the event fd come at five, six
 // and seven eighths of the time and 2 ms before its end; one that is woken too late for two of them may
 // revoke again. Does what is due besides, as mwctl_take_wc does: deadlines, callbacks, events. From the
-// owner_thread alone, if that is declared. UNKNOWN_QUEUE if no attached peer uses the queue.
+// owner_thread alone, if that is declared: WRONG_THREAD otherwise. UNKNOWN_QUEUE if no attached peer
+// uses the queue.
 // Never waits.
 mwctl_status mwctl_cq_empty(struct mwctl_context *ctx,
                             struct ibv_cq *cq);
@@ -1152,7 +1191,7 @@ mwctl_status mwctl_take_async_event(struct mwctl_context *ctx, const struct ibv_
 // Whether the client behind a queue pair holds one grant that covers the whole range with all
 // these rights and may be in use: from the post of its bind, confirmed or not, to the proof of its
 // end. OK and the grant's id in *grant (which may be NULL), or NO_GRANT if there is
-// none. Takes no lock.
+// none. LENGTH_ZERO, UNKNOWN_FLAGS: that is no question. Takes no lock.
 // Never waits.
 mwctl_status mwctl_check(struct mwctl_context *ctx,
                          struct mwctl_domain domain,
@@ -1242,7 +1281,9 @@ int mwctl_dereg_mr(struct mwctl_context *ctx,
 // it was not: one of ibv_create_qp_ex, or whose completions are not polled by mwctl_poll_cq, must be
 // attached by mwctl_peer_attach before. *grant, which may be NULL, is for mwctl_revoke; 0 after an
 // error, or what must still be revoked. *rkey is 0 after an error. NOT_ATTACHED: the region is not
-// of mwctl_reg_mr or mwctl_region_attach.
+// of mwctl_reg_mr or mwctl_region_attach. NOT_CONNECTED, or QP_STATE in RESET: the queue pair is not in
+// RTS yet. ACCESS_MISSING_ON_QP: its access flags don't allow it. Otherwise as mwctl_peer_attach and
+// mwctl_grant: BUDGET_TOO_LARGE, OUT_OF_RANGE, PEER_DEAD, TIMED_OUT and the like.
 // May wait.
 mwctl_status mwctl_rkey(struct mwctl_context *ctx,
                         struct ibv_qp *qp,
@@ -1255,7 +1296,8 @@ mwctl_status mwctl_rkey(struct mwctl_context *ctx,
 
 // Takes back all that the client behind a queue pair holds, as mwctl_revoke_peer; `kill`: enum
 // mwctl_kill. *n, if not NULL, is the number of grants that ended: 0 for a queue pair that is not
-// under management, for there is no right on it. The client can be granted to again.
+// under management, for there is no right on it. The client can be granted to again. OPEN,
+// WOULD_DEADLOCK, WRONG_THREAD: as mwctl_revoke_peer. FOREIGN_CONTEXT: another device context's.
 // May wait.
 mwctl_status mwctl_revoke_qp(struct mwctl_context *ctx,
                              struct ibv_qp *qp,
@@ -1264,9 +1306,10 @@ mwctl_status mwctl_revoke_qp(struct mwctl_context *ctx,
                              size_t *n);
 
 // Before ibv_destroy_qp, or a move to RESET: as mwctl_peer_detach, within the context's timeout. OK
-// for a queue pair that is not under management.
+// for a queue pair that is not under management. OPEN, WOULD_DEADLOCK, WRONG_THREAD: as mwctl_peer_detach.
 // May wait.
-mwctl_status mwctl_detach_qp(struct mwctl_context *ctx, struct ibv_qp *qp);
+mwctl_status mwctl_detach_qp(struct mwctl_context *ctx,
+                             struct ibv_qp *qp);
 
 // Before ibv_dealloc_pd, where the context stays open: detaches the PD's regions of mwctl_reg_mr,
 // which are then for ibv_dereg_mr, and closes its domain. BUSY while a queue pair or another region

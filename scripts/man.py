@@ -422,11 +422,17 @@ class Pages:
         else:
             which = "The others return"
         named = []
+        prototypes = " ".join(header.functions[n][1] for n in of_status)
         text = " ".join(" ".join(header.functions[n][0]) for n in of_status)
+        # A request says itself how it is refused; a step has one.
+        given = re.findall(r"const struct (mwctl_\w+)", prototypes)
+        for name in given:
+            comment, fields = header.structs.get(name, ((), ()))
+            text += " " + " ".join(comment)
+            given += re.findall(r"struct (mwctl_\w+)", " ".join(field for _, field in fields))
         for word in re.findall(r"\b[A-Z][A-Z_0-9]+\b", text):
             if word in statuses and word not in ("OK", *named):
                 named.append(word)
-        prototypes = " ".join(header.functions[n][1] for n in of_status)
         ids = "|".join(name for name in self.objects if name not in header.opaque)
         takes_id = re.search(rf"uint64_t (grant|\*grants, size_t n)\b|struct ({ids}) \w+[,)]", prototypes)
         if takes_id and "STALE_ID" not in named:
@@ -434,7 +440,7 @@ class Pages:
         if re.search(r"\*opts, size_t size", prototypes):
             named.append("OPTIONS_SIZE")
         if "mwctl_context *ctx," in prototypes or "mwctl_context *ctx)" in prototypes:
-            named += [word for word in ("FORKED", "POISONED") if word not in named]
+            named += [word for word in ("INVALID_ARGUMENT", "FORKED", "POISONED") if word not in named]
         out += [
             ".PP",
             f"{which} \\fBMWCTL_STATUS_OK\\fP (0) on success,",

@@ -67,7 +67,9 @@ pub unsafe extern "C" fn mwctl_dereg_mr(ctx: *mut mwctl_context, mr: *mut verbs:
 /// it was not: one of ibv_create_qp_ex, or whose completions are not polled by mwctl_poll_cq, must be
 /// attached by mwctl_peer_attach before. *grant, which may be NULL, is for mwctl_revoke; 0 after an
 /// error, or what must still be revoked. *rkey is 0 after an error. NOT_ATTACHED: the region is not
-/// of mwctl_reg_mr or mwctl_region_attach.
+/// of mwctl_reg_mr or mwctl_region_attach. NOT_CONNECTED, or QP_STATE in RESET: the queue pair is not in
+/// RTS yet. ACCESS_MISSING_ON_QP: its access flags don't allow it. Otherwise as mwctl_peer_attach and
+/// mwctl_grant: BUDGET_TOO_LARGE, OUT_OF_RANGE, PEER_DEAD, TIMED_OUT and the like.
 /// May wait.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mwctl_rkey(
@@ -95,7 +97,8 @@ pub unsafe extern "C" fn mwctl_rkey(
 
 /// Takes back all that the client behind a queue pair holds, as mwctl_revoke_peer; `kill`: enum
 /// mwctl_kill. *n, if not NULL, is the number of grants that ended: 0 for a queue pair that is not
-/// under management, for there is no right on it. The client can be granted to again.
+/// under management, for there is no right on it. The client can be granted to again. OPEN,
+/// WOULD_DEADLOCK, WRONG_THREAD: as mwctl_revoke_peer. FOREIGN_CONTEXT: another device context's.
 /// May wait.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mwctl_revoke_qp(
@@ -117,7 +120,7 @@ pub unsafe extern "C" fn mwctl_revoke_qp(
 }
 
 /// Before ibv_destroy_qp, or a move to RESET: as mwctl_peer_detach, within the context's timeout. OK
-/// for a queue pair that is not under management.
+/// for a queue pair that is not under management. OPEN, WOULD_DEADLOCK, WRONG_THREAD: as mwctl_peer_detach.
 /// May wait.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mwctl_detach_qp(ctx: *mut mwctl_context, qp: *mut verbs::ibv_qp) -> Status {

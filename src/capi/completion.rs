@@ -117,7 +117,8 @@ pub unsafe extern "C" fn mwctl_cq_gone(ctx: *mut mwctl_context, cq: *mut verbs::
 /// reported as still open. For a loop that sleeps mwctl_next_timeout and the event fd come at five, six
 /// and seven eighths of the time and 2 ms before its end; one that is woken too late for two of them may
 /// revoke again. Does what is due besides, as mwctl_take_wc does: deadlines, callbacks, events. From the
-/// owner_thread alone, if that is declared. UNKNOWN_QUEUE if no attached peer uses the queue.
+/// owner_thread alone, if that is declared: WRONG_THREAD otherwise. UNKNOWN_QUEUE if no attached peer
+/// uses the queue.
 /// Never waits.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mwctl_cq_empty(ctx: *mut mwctl_context, cq: *mut verbs::ibv_cq) -> Status {

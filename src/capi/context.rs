@@ -34,7 +34,8 @@ impl User {
 /// Takes a device context under management and tries out what it can do. The application keeps
 /// it, and must not close it before mwctl_context_close. `size` is sizeof *opts; opts may be
 /// NULL with size 0. On an error *ctx is NULL. One
-/// context a device context: ALREADY_ATTACHED otherwise.
+/// context a device context: ALREADY_ATTACHED otherwise. VERBS_ERROR: the device can't be queried.
+/// FORKED in a forked child.
 /// May wait (a few kernel calls).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mwctl_context_open(
@@ -92,8 +93,8 @@ fn core_options(opts: mwctl_context_options) -> ContextOptions {
 /// Ends the management. Refused with BUSY while a domain is open: nothing is leaked silently. But what
 /// the short calls (mwctl_reg_mr, mwctl_rkey) opened on the way is closed with it, once every queue
 /// pair is detached and no right is open; ibv_dereg_mr is then the application's to call. Refused
-/// with POISONED after an internal error: such a context stays as it is. Callbacks that are due
-/// come during the call.
+/// with POISONED after an internal error: such a context stays as it is. WOULD_DEADLOCK from a
+/// callback on the service thread. Callbacks that are due come during the call.
 /// No other call on the context may be under way. NULL does nothing.
 /// Never waits.
 #[unsafe(no_mangle)]
@@ -152,7 +153,8 @@ pub unsafe extern "C" fn mwctl_stats_get(ctx: *mut mwctl_context, stats: *mut St
 /// What to add before ibv_create_qp and ibv_create_cq for one peer with this budget (0: 16): the
 /// budget to cap->max_send_wr, and to *cqe of the queue pair's send CQ. Every send-queue entry of
 /// ours may use one completion-queue entry, an error's included. Call it once for each peer of a
-/// shared CQ. Either pointer may be NULL.
+/// shared CQ. Either pointer may be NULL. BUDGET_TOO_LARGE, and nothing added, if a sum exceeds INT_MAX
+/// or *cqe is negative.
 /// Never waits.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mwctl_size_queues(

@@ -8,7 +8,8 @@ use crate::status::Status;
 
 /// Takes a protection domain under management and allocates its reserve of windows. The
 /// application keeps the PD, and must not deallocate it before mwctl_domain_close. `size` is
-/// sizeof *opts; opts may be NULL with size 0.
+/// sizeof *opts; opts may be NULL with size 0. FOREIGN_CONTEXT: the PD is another device context's.
+/// UNSUPPORTED: the device has no Type 2 windows. DEVICE_LIMIT: it allocates fewer than the reserve.
 /// May wait (a kernel call a window).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mwctl_domain_open(
@@ -36,7 +37,8 @@ pub unsafe extern "C" fn mwctl_domain_open(
 }
 
 /// Ends the management of a PD and deallocates its windows. Refused with BUSY while a peer or
-/// region of it is attached; mwctl_domain_grants lists what is still open.
+/// region of it is attached; mwctl_domain_grants lists what is still open. VERBS_ERROR: a window can't
+/// be deallocated; the call can be repeated.
 /// May wait (a kernel call a window).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mwctl_domain_close(ctx: *mut mwctl_context, domain: mwctl_domain) -> Status {

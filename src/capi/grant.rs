@@ -27,7 +27,9 @@ impl Asked for mwctl_request {
 /// Hands one right to one client: binds a window of the pool to its queue pair and returns once
 /// the bind has completed. *result has the grant's id and the rkey for the client; on an error
 /// its status, and an id only if something is still open under it (TIMED_OUT: revoke it).
-/// WOULD_DEADLOCK, WRONG_THREAD: not on this thread, says mwctl_peer_options.
+/// WOULD_DEADLOCK, WRONG_THREAD: not on this thread, says mwctl_peer_options. A bad request is refused
+/// as mwctl_request says. DEVICE_LIMIT, KEYS_EXHAUSTED: no window is to be had. POST_FAILED, BIND_FAILED,
+/// NOT_POSTED: there is no right; mostly the queue pair is in error then.
 /// Verbs: IBV_WR_BIND_MW on the peer's own queue pair; the rkey's low 8 bits change at each bind.
 /// May wait.
 #[unsafe(no_mangle)]
@@ -44,7 +46,8 @@ pub unsafe extern "C" fn mwctl_grant(
 /// Hands out many rights, to any number of clients: one post and one signaled completion for each
 /// client's share, as far as its budget goes. Bad requests are refused before anything is posted.
 /// `results` has room for `n`, in the order of the requests; those that failed afterwards have a
-/// status of their own. Returns the first status that is no success.
+/// status of their own, as of mwctl_grant. Returns the first status that is no success.
+/// WOULD_DEADLOCK, WRONG_THREAD: not on this thread, says mwctl_peer_options. TOO_MANY: over 16,777,215.
 /// May wait.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mwctl_grant_batch(
@@ -80,7 +83,9 @@ pub unsafe extern "C" fn mwctl_grant_start(
 
 /// Ends a grant and hands out its successor to the same client, in one post: the new right, with
 /// a new id and rkey, begins only after the old one is gone. results[0] is the revocation's,
-/// results[1] the new grant's.
+/// results[1] the new grant's. IN_PROGRESS: the grant is being revoked. MIXED_PEERS: it is not the
+/// request's client's. OPEN, NOT_POSTED: the old right was not proved gone, and there is no new one.
+/// WOULD_DEADLOCK, WRONG_THREAD: not on this thread, says mwctl_peer_options.
 /// May wait.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mwctl_regrant(

@@ -35,7 +35,12 @@ fn core_options(opts: &mwctl_peer_options) -> Result<PeerOptions> {
 /// Takes an RC queue pair under management, in any state from INIT to RTS; grants need RTS. The
 /// application keeps the queue pair and its CQs, goes on posting and polling, and must call
 /// mwctl_peer_detach before it destroys the queue pair or moves it to RESET. `size` is
-/// sizeof *opts; opts may be NULL with size 0.
+/// sizeof *opts; opts may be NULL with size 0. FOREIGN_PD: the queue pair is of another PD than the
+/// domain, or of a parent domain that was not declared. NOT_RC. QP_STATE: RESET, or one behind RTS.
+/// ALREADY_ATTACHED. BUDGET_TOO_LARGE: see mwctl_size_queues. POLLING_MODE, WRONG_THREAD: a CQ of its is
+/// in use by a peer with another `polling`, or another owner_thread. Of ibv_create_qp_ex: QP_UNDECLARED
+/// without declares_send_ops, QP_WITHOUT_WINDOW_OPS if the flags lack the two. VERBS_ERROR: it can't be
+/// queried.
 /// May wait (queries the queue pair).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mwctl_peer_attach(
@@ -71,7 +76,8 @@ pub unsafe extern "C" fn mwctl_peer_stuck(ctx: *mut mwctl_context, peer: mwctl_p
 /// touches neither the queue pair nor, on its behalf, its CQs again; completions of ours that
 /// still come are recognised and dropped. At its deadline it moves the queue pair to ERR, which
 /// the application is about to destroy anyway. On an error the peer stays, takes no new grants,
-/// and the call can be repeated; STALE_ID: another call has taken it off the books. WOULD_DEADLOCK,
+/// and the call can be repeated: OPEN if a right was not proved gone, or a prepared chain awaits its
+/// commit. STALE_ID: another call has taken it off the books. WOULD_DEADLOCK,
 /// WRONG_THREAD: not on this thread, says mwctl_peer_options; mwctl_peer_detach_start is the way there.
 /// timeout_us 0: the context's default.
 /// May wait.
@@ -98,7 +104,8 @@ pub unsafe extern "C" fn mwctl_peer_detach_start(
 }
 
 /// The queue pair no longer exists, or was moved to RESET without a detach: it is never touched
-/// again, its windows are deallocated, the peer is off the books.
+/// again, its windows are deallocated, the peer is off the books. OPEN: one can't be deallocated; the
+/// peer stays, and the call can be repeated.
 /// May wait (a kernel call a window).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mwctl_peer_gone(

@@ -14,11 +14,12 @@ use crate::status::Status;
 /// the last one's next NULL for the application to continue. Each result has id and rkey at once;
 /// the rkey may travel in a later SEND of the same chain and in no other way before the grant is
 /// confirmed (mwctl_grant_info). wrs must stay in place until commit or abort, one of which must
-/// follow. Takes n entries of the budget: QUEUE_FULL if they are in use, POOL_EMPTY if no window
-/// is ready. They ask for a completion only when half of the budget is in use, and are confirmed by that
-/// or by a later completion of the library's on this queue pair; the entries stay in use until then. To have it
-/// at once, set IBV_SEND_SIGNALED in the last one's send_flags before the post: its completion is
-/// the library's.
+/// follow. Takes n entries of the budget: QUEUE_FULL if they are in use, TOO_MANY if it is smaller;
+/// POOL_EMPTY if no window is ready. They ask for a completion only when half of the budget is in use,
+/// and are confirmed by that or by a later completion of the library's on this queue pair; the entries
+/// stay in use until then. To have it at once, set IBV_SEND_SIGNALED in the last one's send_flags before
+/// the post: its completion is the library's. MIXED_PEERS: more than one client. A bad request is refused
+/// as mwctl_request says. WRONG_THREAD: not on this thread, says mwctl_peer_options.
 /// Never waits.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mwctl_grant_prepare(
@@ -40,7 +41,8 @@ pub unsafe extern "C" fn mwctl_grant_prepare(
 
 /// LOCAL_INVs for the application to post itself, for grants of one client: fills wrs[0..n-1] as
 /// above, the last one signaled. on_done, which may be NULL, hears of the proof after the commit.
-/// Takes n entries of the budget.
+/// Takes n entries of the budget: QUEUE_FULL, TOO_MANY as above. MIXED_PEERS; DUPLICATE; IN_PROGRESS: one
+/// is being revoked, or its own chain awaits the commit; PEER_DEAD: mwctl_revoke_start needs no post.
 /// Never waits.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mwctl_revoke_prepare(
@@ -65,7 +67,7 @@ pub unsafe extern "C" fn mwctl_revoke_prepare(
 
 /// A LOCAL_INV for a grant and a bind for its successor to the same client: fills wrs[0] and
 /// wrs[1], to be posted in this order. *result is the new grant's. on_done, which may be NULL,
-/// hears of the old one's proof. Takes 2 entries of the budget.
+/// hears of the old one's proof. Takes 2 entries of the budget. Refused as the two above.
 /// Never waits.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mwctl_regrant_prepare(

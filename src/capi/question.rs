@@ -12,7 +12,7 @@ use crate::window::State;
 /// Whether the client behind a queue pair holds one grant that covers the whole range with all
 /// these rights and may be in use: from the post of its bind, confirmed or not, to the proof of its
 /// end. OK and the grant's id in *grant (which may be NULL), or NO_GRANT if there is
-/// none. Takes no lock.
+/// none. LENGTH_ZERO, UNKNOWN_FLAGS: that is no question. Takes no lock.
 /// Never waits.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mwctl_check(

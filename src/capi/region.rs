@@ -16,6 +16,8 @@ fn flag(given: u32) -> Result<bool> {
 /// Maps `length` bytes of zeroed memory and registers them with LOCAL_WRITE and MW_BIND alone:
 /// the region has no remote access of its own, and what a grant opens, its revocation closes. A
 /// forked child does not see the memory. `size` is sizeof *opts; opts may be NULL with size 0.
+/// LENGTH_ZERO; NO_MEMORY, also by RLIMIT_MEMLOCK; VERBS_ERROR: it can't be registered.
+/// TOO_MANY: more blocks than a region may have.
 /// May wait (registering pins the memory).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mwctl_region_register(
@@ -39,9 +41,11 @@ pub unsafe extern "C" fn mwctl_region_register(
 }
 
 /// Takes the application's region under management. It stays the application's, which must not
-/// deregister it before mwctl_region_detach; ALREADY_ATTACHED if it is under management. iova and access of the options must be what it was
-/// registered with: struct ibv_mr carries neither, and a bind is checked against them. `size` is
-/// sizeof *opts.
+/// deregister it before mwctl_region_detach; ALREADY_ATTACHED if it is under management. iova and access
+/// of the options must be what it was registered with: struct ibv_mr carries neither, and a bind is
+/// checked against them. `size` is sizeof *opts. FOREIGN_PD: the MR is of another PD than the domain.
+/// By its access flags: PARENT_OPEN, PARENT_NOT_BINDABLE, MEMORY_KIND. OUT_OF_RANGE: it wraps around.
+/// TOO_MANY: more blocks than a region may have.
 /// Never waits.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mwctl_region_attach(
@@ -78,7 +82,7 @@ pub unsafe extern "C" fn mwctl_region_attach(
 
 /// Ends the management of a region. Success means that ibv_dereg_mr is safe now; for a region of
 /// mwctl_region_register it is done and the memory unmapped. Refused with BUSY while a grant into
-/// it is open or uncertain.
+/// it is open or uncertain. VERBS_ERROR: it can't be deregistered.
 /// May wait (deregistering is a kernel call).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mwctl_region_detach(ctx: *mut mwctl_context, region: mwctl_region) -> Status {
@@ -118,7 +122,7 @@ pub unsafe extern "C" fn mwctl_region_info_get(
 }
 
 /// Takes `count` neighbouring blocks in which no right is open or uncertain; *addr is the first
-/// byte, in the region's iova space. NO_BLOCKS if there is no such run.
+/// byte, in the region's iova space. NO_BLOCKS if there is no such run. LENGTH_ZERO: `count` is 0.
 /// Never waits.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mwctl_block_take(
@@ -136,7 +140,8 @@ pub unsafe extern "C" fn mwctl_block_take(
 }
 
 /// Gives `count` blocks back that were taken, from `addr` on. Where a right is still open or
-/// uncertain they stay out of use until it is proved gone.
+/// uncertain they stay out of use until it is proved gone. OUT_OF_RANGE, or BLOCK_NOT_TAKEN, if these
+/// are no such blocks: then none is given back.
 /// Never waits.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mwctl_block_give(

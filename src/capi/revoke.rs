@@ -59,8 +59,10 @@ pub unsafe extern "C" fn mwctl_revoke(
 /// and one signaled completion, all clients' chains in flight together. `results` may be NULL or
 /// has room for `n`, in order; a stale or doubled id has a status of its own there and does not
 /// keep the others from ending. OPEN: not proved, as for mwctl_revoke. `kill`: enum mwctl_kill.
-/// Returns the first status that is no success. A client that goes on writing can end the queue
-/// pair by that in the middle of its chain: the rest is then proved by QP_FENCED.
+/// Returns the first status that is no success: of an item STALE_ID or DUPLICATE. WOULD_DEADLOCK,
+/// WRONG_THREAD: not on this thread, says mwctl_peer_options. TOO_MANY: over 16,777,215. A client
+/// that goes on writing can end the queue pair by that in the middle of its chain: the rest is then
+/// proved by QP_FENCED.
 /// May wait.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mwctl_revoke_batch(
@@ -100,8 +102,9 @@ pub unsafe extern "C" fn mwctl_revoke_start(
 }
 
 /// Takes back all that one client holds, what is being granted included. *n, if not NULL, is the
-/// number of grants that ended. OPEN: one was not proved gone, as for mwctl_revoke. The queue pair
-/// stays attached and can be granted to again.
+/// number of grants that ended. OPEN: one was not proved gone, as for mwctl_revoke. WOULD_DEADLOCK,
+/// WRONG_THREAD: not on this thread, says mwctl_peer_options; mwctl_revoke_peer_start is the way there.
+/// The queue pair stays attached and can be granted to again.
 /// May wait.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mwctl_revoke_peer(
@@ -136,7 +139,8 @@ pub unsafe extern "C" fn mwctl_revoke_peer_start(
 }
 
 /// Takes back every right of any client that touches the range. *n, if not NULL, is the number of
-/// grants that ended. OPEN: one was not proved gone, as for mwctl_revoke.
+/// grants that ended. OPEN: one was not proved gone, as for mwctl_revoke. WOULD_DEADLOCK, WRONG_THREAD:
+/// not on this thread, says mwctl_peer_options. LENGTH_ZERO, OUT_OF_RANGE: it is no range of the region.
 /// May wait.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mwctl_revoke_range(

@@ -19,8 +19,10 @@ unsafe fn moves(first: *const mwctl_move, n: usize) -> Result<Vec<Move>> {
 /// Moves rights from one client to another, for a new leader or a failover: each new right is
 /// bound only after the proof that the grant in its place is gone, so that the two never hold it
 /// together. `results`, which may be NULL, has room for 2n: the new grants in the order of the
-/// moves, then the revocations. Without a proof the new client gets nothing (NOT_POSTED). Returns
-/// the first status that is no success.
+/// moves, then the revocations. Without a proof (OPEN) the new client gets nothing (NOT_POSTED). Returns
+/// the first status that is no success. A bad step is refused before anything is revoked: DUPLICATE if
+/// a grant is named twice, a bad request as mwctl_request says. WOULD_DEADLOCK, WRONG_THREAD: not on this
+/// thread, says mwctl_peer_options. TOO_MANY: over 8,388,607.
 /// May wait.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mwctl_transfer(

@@ -222,9 +222,11 @@ pub struct mwctl_peer_options {
     /// 1: what other threads ask for is posted by the owner's next mwctl_tick, mwctl_poll_cq or
     /// mwctl_take_wc; the event fd tells it.
     pub queue_for_owner: u32,
-    /// For a queue pair of ibv_create_qp_ex with send_ops_flags: 1, and the flags below. A queue
-    /// pair created without BIND_MW and LOCAL_INV has a send queue too small for them.
+    /// For a queue pair of ibv_create_qp_ex with send_ops_flags: 1, and the flags below.
     pub declares_send_ops: u32,
+    /// The send_ops_flags that it was created with, as they were in struct ibv_qp_init_attr_ex.
+    /// IBV_QP_EX_WITH_BIND_MW and IBV_QP_EX_WITH_LOCAL_INV must be among them: a queue pair created
+    /// without has a send queue too small for them. Read if declares_send_ops is 1.
     pub send_ops_flags: u64,
 }
 
@@ -248,7 +250,11 @@ pub struct mwctl_peer_info {
     pub grants: u64,
 }
 
-/// A right that is asked for.
+/// A right that is asked for. Refused where the range is none (LENGTH_ZERO, LENGTH_TOO_LONG,
+/// OUT_OF_RANGE); where `access` is none (ACCESS_NONE, UNKNOWN_FLAGS), or more than device, region and
+/// queue pair allow (ACCESS_UNSUPPORTED, ACCESS_MISSING_ON_REGION, ACCESS_MISSING_ON_QP); where peer and
+/// region are of two domains (FOREIGN_PD); and while it can't be met: NOT_CONNECTED before RTS,
+/// PEER_DEAD, PEER_LEAVING, RANGE_UNCERTAIN.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct mwctl_request {
