@@ -172,7 +172,7 @@ pub unsafe fn create_qp(pd: *mut ibv_pd, attr: &mut ibv_qp_init_attr) -> Result<
 }
 
 /// Waits until every asynchronous event of the QP is acknowledged. Take its windows off first:
-/// on rxe it stalls while a Type 2 window is bound to it.
+/// on rxe it stalls for 50 s while a Type 2 window is bound to it.
 pub unsafe fn destroy_qp(qp: *mut ibv_qp) -> Result<(), c_int> {
     checked(|| unsafe { exported::ibv_destroy_qp(qp) })
 }
