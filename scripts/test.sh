@@ -216,13 +216,14 @@ if [[ $quick == no ]]; then
 	step "library on rxe 6.1" on_rxe 6.1 600 scripts/test.sh --programs "$build/tests/lib"
 	step "C++ header on rxe 6.1" on_rxe 6.1 300 scripts/test.sh --programs "$build/tests/cpp"
 	step "examples and counts on rxe 6.1" on_rxe 6.1 300 bash -ec \
-		'"$0/examples-c/rpc_server" --short; "$0/examples-c/epoll_server"
+		'"$0/examples-c/rpc_server" --short; "$0/examples-c/epoll_server"; "$0/examples-c/own_poll"
 		"$0/bench/rpc" --short; "$0/bench/accept" --short' "$build"
 	step "random walk on rxe 6.1" on_rxe 6.1 900 "$build/tests/lib/walk" --steps 20000
 	step "main job on rxe 6.1" on_rxe 6.1 300 "$build/examples-c/rogue_client" --short
 	step "changed programs on rxe 6.1" on_rxe 6.1 120 scripts/check-legacy.sh "$build"
 	step "changed programs on rxe 6.12" on_rxe 6.12 120 scripts/check-legacy.sh "$build"
 	step "two processes on rxe 6.1" on_rxe 6.1 300 scripts/rxe/examples.sh --routed "$build/examples-c"
+	step "own polling on rxe 6.12" on_rxe 6.12 120 "$build/examples-c/own_poll"
 	step "conformance on rxe 6.12" on_rxe 6.12 300 tests/conformance/run.sh "$build/tests/conformance"
 	step "library on rxe 6.12" on_rxe 6.12 900 scripts/test.sh --programs "$build/tests/lib"
 	step "random walk on rxe 6.12" on_rxe 6.12 900 "$build/tests/lib/walk" --steps 20000

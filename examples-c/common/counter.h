@@ -5,6 +5,7 @@
 
 #include <pthread.h>
 #include <stdatomic.h>
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "rc.h"
@@ -25,6 +26,7 @@ struct counter {
 		uint64_t count;
 	} memory;
 	atomic_bool connected; /* set once it is */
+	bool deaf;             /* receives its key and no more, and goes on counting */
 	pthread_t thread;
 	enum ibv_wc_status ended; /* how its last request did */
 };
