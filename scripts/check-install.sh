@@ -95,6 +95,11 @@ run "C, --as-needed -z defs" "$work/strict"
 eval "${CXX:-c++} -std=c++17 -Wall -Wextra -Werror -o '$work/cpp' '$consumer/consumer.cpp' $cflags $libs"
 run "C++, pkg-config" "$work/cpp"
 
+# An example, from where it was installed, as examples-c/README.md says.
+examples=$(dirname "$(find "$stage" -path '*examples-c/own_poll.c')")
+compile "-o '$work/example' -D_GNU_SOURCE '-I$examples' '$examples/own_poll.c' '$examples'/common/*.c -pthread $cflags $libs"
+LD_LIBRARY_PATH=$libdir:$simdir "$work/example" >"$work/log" || die "own_poll failed: $(cat "$work/log")"
+
 # What a static link needs besides the archive, as mwctl.pc tells it; verbs stays shared.
 private=$(sed -n 's/^Libs\.private: //p' "$pc_dir/mwctl.pc")
 [ -n "$private" ] || die "mwctl.pc has no Libs.private"
