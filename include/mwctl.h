@@ -907,7 +907,8 @@ mwctl_status mwctl_grant(struct mwctl_context *ctx,
 // Hands out many rights, to any number of clients: one post and one signaled completion for each
 // client's share, as far as its budget goes. Bad requests are refused before anything is posted.
 // `results` has room for `n`, in the order of the requests; those that failed afterwards have a
-// status of their own, as of mwctl_grant. Returns the first status that is no success.
+// status of their own, as of mwctl_grant (TIMED_OUT, DEVICE_LIMIT, KEYS_EXHAUSTED, POST_FAILED,
+// BIND_FAILED, NOT_POSTED). Returns the first status that is no success.
 // WOULD_DEADLOCK, WRONG_THREAD: not on this thread, says mwctl_peer_options. TOO_MANY: over 16,777,215.
 // May wait.
 mwctl_status mwctl_grant_batch(struct mwctl_context *ctx,
@@ -930,6 +931,7 @@ mwctl_status mwctl_grant_start(struct mwctl_context *ctx,
 // a new id and rkey, begins only after the old one is gone. results[0] is the revocation's,
 // results[1] the new grant's. IN_PROGRESS: the grant is being revoked. MIXED_PEERS: it is not the
 // request's client's. OPEN, NOT_POSTED: the old right was not proved gone, and there is no new one.
+// Otherwise the new grant's as of mwctl_grant (TIMED_OUT, BIND_FAILED and the like).
 // WOULD_DEADLOCK, WRONG_THREAD: not on this thread, says mwctl_peer_options.
 // May wait.
 mwctl_status mwctl_regrant(struct mwctl_context *ctx,
