@@ -277,7 +277,8 @@ enum mwctl_kill
   // Move it to ERR and deallocate, provided that its CQ was found empty by a poll that began in the
   // second half of the time from the post to the deadline, and a millisecond or more behind the post.
   // The library polls at the deadline itself where it may; who else must is said at mwctl_cq_empty and
-  // owner_thread. Without such a look: reported as open.
+  // owner_thread. Without such a look: reported as open, save where the provider refuses the LOCAL_INV
+  // and all else that would tell of the bind before it.
   MWCTL_KILL_ALLOWED = 0,
   // Never touch it: report the grant as still open instead.
   MWCTL_KILL_NEVER = 1,
@@ -668,7 +669,7 @@ mwctl_status mwctl_context_open(struct ibv_context *device,
 // with POISONED after an internal error: such a context stays as it is. WOULD_DEADLOCK from a
 // callback on the service thread. Callbacks that are due come during the call.
 // No other call on the context may be under way. NULL does nothing.
-// Never waits.
+// Waits for the service thread, if it runs: for a callback that it is in.
 mwctl_status mwctl_context_close(struct mwctl_context *ctx);
 
 // What the device can do. `size` is sizeof *caps.
@@ -706,9 +707,9 @@ int mwctl_event_fd(struct mwctl_context *ctx);
 // Never waits.
 int64_t mwctl_next_timeout(struct mwctl_context *ctx);
 
-// Does what is due: deallocations, deadlines, refills of the pools (64 windows at most, see
-// mwctl_domain_options.reserve), callbacks. To be called by a busy loop, too, whose queues don't run
-// empty.
+// Does what is due: deallocations, deadlines, posts that found no room, the binds of transfers, refills of
+// the pools (64 windows at most, see mwctl_domain_options.reserve), callbacks. To be called by a busy loop,
+// too, whose queues don't run empty.
 // Never waits for the network or another thread; makes kernel calls where something has to be
 // allocated or deallocated.
 mwctl_status mwctl_tick(struct mwctl_context *ctx);

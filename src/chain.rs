@@ -176,7 +176,8 @@ pub enum Early {
     Failed,
 }
 
-/// Guarded by the lock of its peer, which must be held by whoever locks this.
+/// It changes under the lock of its peer, which must be held by whoever locks this; but for the end of a
+/// dropped chain, and whoever only reads.
 #[derive(Default)]
 pub struct ChainBody {
     pub stage: Stage,
@@ -185,8 +186,9 @@ pub struct ChainBody {
     pub posted: usize,
     /// The post's outcome is unclear: only its own completion tells that it was posted.
     pub unclear: bool,
-    /// It asks for no completion, and one is wanted: the post was cut before the request that does.
-    pub cut: bool,
+    /// It asks for none, and one is wanted: the post was cut before the request that does, or the
+    /// budget is full, or a LOCAL_INV behind it was refused.
+    pub wants_completion: bool,
     /// What the application hears of it; kept for the completions of a chain that was given up.
     pub told: Option<Told>,
     /// Given up, with its entries of the send queue in use as far as is known, in this use of its peer's

@@ -117,7 +117,7 @@ impl Context {
     /// Brings a completion behind requests of which none comes: a right to one byte under a key that nobody
     /// is told, and its revocation. Nothing goes out to the peer.
     fn ask_behind(&self, index: u32, body: &mut PeerBody) {
-        if body.asking || !self.is_cut(body) {
+        if body.asking || !self.wants_completion(body) {
             return;
         }
         let last = self.last_alive(body);
@@ -158,7 +158,7 @@ impl Context {
         self.start_revoke(index, body, window);
         self.pump(index, body);
         // Cut as well: the next occasion tries again.
-        body.asking = !self.is_cut(body);
+        body.asking = !self.wants_completion(body);
     }
 
     /// A chain that is to be prepared finds the budget in use. Where no completion is due that would bring
@@ -179,7 +179,7 @@ impl Context {
     fn ask_for(&self, body: &PeerBody) {
         if let Some(newest) = body.outstanding.back() {
             let mut state = self.chains.at(*newest).body.lock();
-            state.cut |= !state.tells_of_others();
+            state.wants_completion |= !state.tells_of_others();
         }
     }
 
@@ -197,9 +197,9 @@ impl Context {
         None
     }
 
-    /// Whether no completion comes of the newest chain.
-    fn is_cut(&self, body: &PeerBody) -> bool {
-        body.outstanding.back().is_some_and(|slot| self.chains.at(*slot).body.lock().cut)
+    /// Whether no completion comes of the newest chain, and one is wanted.
+    fn wants_completion(&self, body: &PeerBody) -> bool {
+        body.outstanding.back().is_some_and(|slot| self.chains.at(*slot).body.lock().wants_completion)
     }
 
     /// The newest request of the newest chain whose grant is there still.
@@ -283,7 +283,7 @@ impl Context {
         state.asked = if body.signal_all { posted } else { usize::from(asks) };
         state.seen_of_asked = 0;
         state.unclear = matches!(result, Posted::Unclear(_));
-        state.cut = !asks;
+        state.wants_completion = !asks;
         state.told = manner.told.filter(|_| posted == n);
         state.begun = body.sequence;
         state.committed = body.sequence;
@@ -560,7 +560,7 @@ impl Context {
             }
         };
         // A LOCAL_INV asks by itself.
-        state.cut = posted < all
+        state.wants_completion = posted < all
             && state.signal
             && !body.signal_all
             && state.works.last().is_some_and(|work| work.kind == Kind::Bind);

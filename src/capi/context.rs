@@ -96,7 +96,7 @@ fn core_options(opts: mwctl_context_options) -> ContextOptions {
 /// with POISONED after an internal error: such a context stays as it is. WOULD_DEADLOCK from a
 /// callback on the service thread. Callbacks that are due come during the call.
 /// No other call on the context may be under way. NULL does nothing.
-/// Never waits.
+/// Waits for the service thread, if it runs: for a callback that it is in.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mwctl_context_close(ctx: *mut mwctl_context) -> Status {
     if ctx.is_null() {
@@ -201,9 +201,9 @@ pub unsafe extern "C" fn mwctl_next_timeout(ctx: *mut mwctl_context) -> i64 {
     enter_or(ctx, |_| -1, |core| core.next_timeout().map_or(-1, |ns| ns.min(i64::MAX as u64) as i64))
 }
 
-/// Does what is due: deallocations, deadlines, refills of the pools (64 windows at most, see
-/// mwctl_domain_options.reserve), callbacks. To be called by a busy loop, too, whose queues don't run
-/// empty.
+/// Does what is due: deallocations, deadlines, posts that found no room, the binds of transfers, refills of
+/// the pools (64 windows at most, see mwctl_domain_options.reserve), callbacks. To be called by a busy loop,
+/// too, whose queues don't run empty.
 /// Never waits for the network or another thread; makes kernel calls where something has to be
 /// allocated or deallocated.
 #[unsafe(no_mangle)]

@@ -286,7 +286,8 @@ pub enum mwctl_kill {
     /// Move it to ERR and deallocate, provided that its CQ was found empty by a poll that began in the
     /// second half of the time from the post to the deadline, and a millisecond or more behind the post.
     /// The library polls at the deadline itself where it may; who else must is said at mwctl_cq_empty and
-    /// owner_thread. Without such a look: reported as open.
+    /// owner_thread. Without such a look: reported as open, save where the provider refuses the LOCAL_INV
+    /// and all else that would tell of the bind before it.
     Allowed = 0,
     /// Never touch it: report the grant as still open instead.
     Never = 1,
