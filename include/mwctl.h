@@ -669,7 +669,7 @@ mwctl_status mwctl_context_open(struct ibv_context *device,
 // with POISONED after an internal error: such a context stays as it is. WOULD_DEADLOCK from a
 // callback on the service thread. Callbacks that are due come during the call.
 // No other call on the context may be under way. NULL does nothing.
-// Waits for the service thread, if it runs: for a callback that it is in.
+// May wait (for the service thread, and the callback that it is in).
 mwctl_status mwctl_context_close(struct mwctl_context *ctx);
 
 // What the device can do. `size` is sizeof *caps.

@@ -96,7 +96,7 @@ fn core_options(opts: mwctl_context_options) -> ContextOptions {
 /// with POISONED after an internal error: such a context stays as it is. WOULD_DEADLOCK from a
 /// callback on the service thread. Callbacks that are due come during the call.
 /// No other call on the context may be under way. NULL does nothing.
-/// Waits for the service thread, if it runs: for a callback that it is in.
+/// May wait (for the service thread, and the callback that it is in).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mwctl_context_close(ctx: *mut mwctl_context) -> Status {
     if ctx.is_null() {
