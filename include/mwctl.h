@@ -67,7 +67,8 @@
  *   Fork       A forked child is refused with FORKED.
  *   wr_ids     Ours have bits 63 and 55 set, as no address of a user program has on x86-64 and
  *              AArch64. A completion is taken for ours only if its wr_id is one that is
- *              outstanding: with k outstanding, a random 64-bit number is by a chance of k/2^64.
+ *              outstanding: with k outstanding, a random 64-bit number is by a chance of k/2^64,
+ *              or below 2^-22 once more than 16,384 chains were given up with their queue pairs.
  *
  * What a proof says: no access with the key starts after it, and (where the device gives that,
  * mwctl_capabilities.memory_at_rest) no byte of host memory changes through it. What it does not
