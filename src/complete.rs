@@ -217,12 +217,15 @@ impl Context {
             body.used -= state.posted as u32;
             std::mem::take(&mut state.works)
         };
+        // All of them first: a window may have two requests in the chain.
+        for work in works.iter().filter(|work| self.concerns(**work)) {
+            self.windows.at(work.window).posted.fetch_sub(1, Ordering::Relaxed);
+        }
         for work in &works {
             if !self.concerns(*work) {
                 continue;
             }
             let window = self.windows.at(work.window);
-            window.posted.fetch_sub(1, Ordering::Relaxed);
             let granted = window.take_bind_waiter();
             if let Some(waiter) = granted {
                 self.end_item(waiter, Outcome::failed(0, Status::BindFailed));

@@ -233,6 +233,35 @@ static void revoked_before_the_commit(void)
 	house_ok("revoked between the completion and the commit: the LOCAL_INV follows the commit");
 }
 
+/* A bind of the library's own and its LOCAL_INV go out in one post of unclear outcome, and its completion
+ * is lost. What was posted behind completes: nothing is under way, and the right is proved gone. */
+static void unclear_bind_and_its_end(void)
+{
+	mwctl_request ask = house_ask(&house, 0, 0, 4096, HOUSE_WRITE);
+	struct ibv_qp *qp = house.client[0].pair.server.qp;
+	struct heard granted = {0}, ended = {0};
+	uint64_t full, unclear, lost;
+
+	full = trouble_order(MWCTL_SIM_FAIL_POST, qp, 1, ENOMEM);
+	HOUSE_OK(mwctl_grant_start(house.ctx, &ask, 1, 0, heard_done, &granted));
+	RC_CHECK_EQ(1, mwctl_sim_fault_hits(full));
+	unclear = trouble_order(MWCTL_SIM_POST_NO_BAD_WR, qp, 1, EIO);
+	lost = trouble_order(MWCTL_SIM_LOSE_COMPLETION, qp, 1, 0);
+	HOUSE_OK(mwctl_revoke_range_start(house.ctx, house.region, ask.addr, ask.length, 0, MWCTL_KILL_NEVER, heard_done,
+					  &ended));
+	RC_CHECK_EQ(1, mwctl_sim_fault_hits(unclear));
+	RC_CHECK_EQ(1, mwctl_sim_fault_hits(lost));
+	later_completion();
+	heard_await(&house, &granted);
+	RC_CHECK_EQ(MWCTL_STATUS_BIND_FAILED, granted.status);
+	heard_await(&house, &ended);
+	HOUSE_OK(ended.status);
+	RC_CHECK_EQ(MWCTL_PROOF_DEALLOCATED, ended.results[0].proof);
+	RC_CHECK_STATE(IBV_QPS_RTS, qp);
+	rejoin();
+	house_ok("a bind and its LOCAL_INV that may not be posted are proved gone behind a later completion");
+}
+
 int main(void)
 {
 	struct house_options options = {.peer.budget = 1};
@@ -249,6 +278,7 @@ int main(void)
 	if (mwctl_sim_present()) {
 		unclear_grant(false);
 		unclear_grant(true);
+		unclear_bind_and_its_end();
 	}
 	house_close(&house);
 	if (mwctl_sim_present()) {
