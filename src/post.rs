@@ -81,7 +81,7 @@ impl Context {
     }
 
     /// Takes up to `room` requests out of the line, without those whose turn will not come: their
-    /// grant has ended, or is being deallocated.
+    /// grant has ended, is being deallocated, or may not be bound.
     fn take_pending(&self, index: u32, body: &mut PeerBody, room: usize, works: &mut Vec<Work>) {
         while works.len() < room {
             let Some(work) = body.pending.pop_front() else { return };
@@ -94,6 +94,12 @@ impl Context {
                 Kind::Invalidate => matches!(right.state, State::Binding | State::Revoking),
             };
             if !due || right.generation != work.generation {
+                continue;
+            }
+            let window = self.windows.at(work.window);
+            if right.state == State::Binding && window.unclear.load(Ordering::Relaxed) {
+                // Nobody knows whether its bind was posted: what tells of that tries again.
+                window.invalidate.store(false, Ordering::Relaxed);
                 continue;
             }
             if self.comes_after(work, works) {

@@ -262,6 +262,52 @@ static void unclear_bind_and_its_end(void)
 	house_ok("a bind and its LOCAL_INV that may not be posted are proved gone behind a later completion");
 }
 
+static void take_one(void)
+{
+	struct ibv_cq *cq = house.client[0].pair.server.cq;
+	double limit = rc_now() + RC_DEADLINE_S;
+	struct ibv_wc wc;
+
+	while (ibv_poll_cq(cq, 1, &wc) != 1)
+		RC_CHECK(rc_now() < limit);
+	RC_CHECK_EQ(1, mwctl_take_wc(house.ctx, cq, &wc));
+	HOUSE_OK(mwctl_tick(house.ctx));
+}
+
+/* A LOCAL_INV waits in line when the post of its bind has an unclear outcome. There is room for it before
+ * anything tells whether there is a bind: it is not posted until then. */
+static void unclear_bind_before_its_end(void)
+{
+	struct heard granted[3] = {0}, ended = {0};
+	struct ibv_qp *qp = house.client[0].pair.server.qp;
+	uint64_t unclear, stall, posted = house_stats(&house).invalidates_posted;
+	mwctl_request ask;
+
+	for (int i = 0; i < 3; i++) {
+		ask = house_ask(&house, 0, (uint64_t)i * 4096, 4096, HOUSE_WRITE);
+		HOUSE_OK(mwctl_grant_start(house.ctx, &ask, 1, 0, heard_done, &granted[i]));
+	}
+	HOUSE_OK(mwctl_revoke_range_start(house.ctx, house.region, ask.addr, ask.length, 0, MWCTL_KILL_NEVER, heard_done,
+					  &ended));
+	unclear = trouble_order(MWCTL_SIM_POST_NO_BAD_WR, qp, 1, EIO);
+	stall = trouble_order(MWCTL_SIM_STALL_SQ, qp, 1, 0);
+	take_one();
+	RC_CHECK_EQ(1, mwctl_sim_fault_hits(unclear));
+	take_one();
+	RC_CHECK_EQ(1, house_peer(&house, 0).used);
+	RC_CHECK_EQ(posted, house_stats(&house).invalidates_posted);
+	trouble_release(stall);
+	take_one();
+	HOUSE_OK(granted[2].status);
+	RC_CHECK_EQ(posted + 1, house_stats(&house).invalidates_posted);
+	take_one();
+	RC_CHECK_EQ(1, ended.calls);
+	HOUSE_OK(ended.status);
+	RC_CHECK_EQ(MWCTL_PROOF_INVALIDATED, ended.results[0].proof);
+	rejoin();
+	house_ok("a LOCAL_INV in line behind a bind that may not be posted waits until that is known");
+}
+
 int main(void)
 {
 	struct house_options options = {.peer.budget = 1};
@@ -284,6 +330,9 @@ int main(void)
 	if (mwctl_sim_present()) {
 		house_open(&house, &(struct house_options){.context.on_event = on_event});
 		unclear_and_not_polled();
+		house_close(&house);
+		house_open(&house, &(struct house_options){.peer = {.budget = 2, .polling = MWCTL_POLLING_YOURS}});
+		unclear_bind_before_its_end();
 		house_close(&house);
 	}
 	house_open(&house, &(struct house_options){.rc.sq_sig_all = 1});
