@@ -163,8 +163,9 @@ impl Context {
         }
         self.start_revoke(index, body, window);
         self.pump(index, body);
-        // Cut as well: the next occasion tries again.
-        body.asking = !self.wants_completion(body);
+        // Cut as well, or perhaps not posted: the next occasion tries again.
+        let newest = body.outstanding.back();
+        body.asking = newest.is_some_and(|slot| self.chains.at(*slot).body.lock().tells_of_others());
     }
 
     /// A chain that is to be prepared finds the budget in use. Where no completion is due that would bring

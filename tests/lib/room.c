@@ -3,6 +3,7 @@
  * however long it is. */
 #include "trouble.h"
 
+#include <errno.h>
 #include <stdio.h>
 
 static struct house house;
@@ -163,6 +164,30 @@ static void given_back(void)
 	end_all();
 }
 
+/* What was to bring the entries back had an unclear outcome, and nothing comes of it: the next try brings
+ * them. */
+static void after_an_unclear_post(void)
+{
+	struct ibv_qp *qp = house.client[0].pair.server.qp;
+	mwctl_result grants[5];
+	mwctl_request asked[5];
+	struct ibv_send_wr wr[5];
+	mwctl_token token;
+	uint64_t unclear;
+
+	for (int i = 0; i < 5; i++)
+		asked[i] = ask(i);
+	HOUSE_OK(mwctl_grant_prepare(house.ctx, asked, 4, wr, grants, &token));
+	commit(wr, token);
+	unclear = trouble_order(MWCTL_SIM_POST_NO_BAD_WR, qp, 1, EIO);
+	trouble_order(MWCTL_SIM_LOSE_COMPLETION, qp, 1, 0);
+	AWAIT_ROOM(mwctl_grant_prepare(house.ctx, asked, 5, wr, grants, &token));
+	RC_CHECK_EQ(1, mwctl_sim_fault_hits(unclear));
+	commit(wr, token);
+	HOUSE_WRITE_LANDS(&house, 0, 4096, grants[1].rkey, 0x14);
+	end_all();
+}
+
 static void check_counts(void)
 {
 	mwctl_stats stats = house_stats(&house);
@@ -184,6 +209,12 @@ int main(void)
 		given_back();
 		check_counts();
 		house_close(&house);
+		if (mwctl_sim_present()) {
+			options.peer.budget = 8;
+			house_open(&house, &options);
+			after_an_unclear_post();
+			house_close(&house);
+		}
 		house_ok("room for a chain behind those that asked for no completion, polling %s",
 			 polling == MWCTL_POLLING_OURS ? "ours" : "yours");
 	}
