@@ -427,21 +427,20 @@ impl Context {
             true => 0,
             false => LEAST_NS.max(deadline.saturating_sub(posted_at) / 2),
         };
-        let (mut carried, mut told) = (false, false);
+        let mut carried = false;
         for slot in &body.outstanding {
             let state = self.chains.at(*slot).body.lock();
             if !queue.was_cleared_since(state.posted_at + time(state.posted_at)) {
                 return false;
             }
-            if state.carries(window) {
-                if state.is_due() {
-                    return true;
-                }
-                carried = true;
+            let carries = state.carries(window);
+            carried |= carries;
+            // What was posted behind that changes nothing.
+            if carries && state.is_due() || carried && state.tells_of_others() {
+                return true;
             }
-            told |= carried && state.tells_of_others();
         }
-        told
+        false
     }
 
     /// Whether a completion will tell of a request for the window: that of the chain that it is in, or of

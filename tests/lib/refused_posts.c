@@ -394,6 +394,54 @@ static void told_by_a_later_one(void)
 	house_ok("a LOCAL_INV refused behind a silent bind: who has not looked at the next completion loses nothing");
 }
 
+static void commit_one(const mwctl_request *ask, mwctl_result *grant)
+{
+	struct ibv_send_wr wr;
+	mwctl_token token;
+
+	HOUSE_OK(mwctl_grant_prepare(house.ctx, ask, 1, &wr, grant, &token));
+	rc_post(server_qp(0), &wr);
+	HOUSE_OK(mwctl_commit(house.ctx, token, 0, NULL, NULL));
+}
+
+/* The same, but the application looks, and finds that what would tell does not come. What is posted after
+ * the look changes nothing of that. */
+static void missed_by_a_later_one(void)
+{
+	struct heard granted = {0}, ended = {0};
+	struct ibv_cq *cq;
+	mwctl_request ask[3];
+	mwctl_result first, last;
+	struct ibv_wc wc;
+	double look;
+
+	house_open(&house, &(struct house_options){.clients = 1, .peer.polling = MWCTL_POLLING_YOURS,
+						   .context.on_event = on_event});
+	cq = house.client[0].pair.server.cq;
+	for (int i = 0; i < 3; i++)
+		ask[i] = house_ask(&house, 0, (uint64_t)i * 4096, 4096, HOUSE_WRITE);
+	trouble_order(MWCTL_SIM_STALL_SQ, server_qp(0), 1, 0);
+	commit_one(&ask[0], &first);
+	HOUSE_OK(mwctl_grant_start(house.ctx, &ask[1], 1, 0, heard_done, &granted));
+	trouble_order(MWCTL_SIM_FAIL_POST, server_qp(0), 1, EINVAL);
+	HOUSE_OK(mwctl_revoke_start(house.ctx, &first.grant, 1, 400000, MWCTL_KILL_ALLOWED, heard_done, &ended));
+	for (look = rc_now() + 0.3; rc_now() < look;) {
+		RC_CHECK_EQ(0, ibv_poll_cq(cq, 1, &wc));
+		HOUSE_OK(mwctl_cq_empty(house.ctx, cq));
+	}
+	commit_one(&ask[2], &last);
+	while (!atomic_load(&ended.calls))
+		HOUSE_OK(mwctl_tick(house.ctx));
+	HOUSE_OK(ended.status);
+	RC_CHECK_EQ(MWCTL_PROOF_QP_FENCED, ended.results[0].proof);
+	RC_CHECK_EQ(1, killed);
+	killed = 0;
+	HOUSE_WRITE_FAILS(&house, 0, 0, first.rkey, 0x83);
+	house_leave(&house, 0);
+	house_close(&house);
+	house_ok("a LOCAL_INV refused behind a silent bind: that the next completion is missed is no later post's matter");
+}
+
 int main(void)
 {
 	if (!mwctl_sim_present())
@@ -402,6 +450,7 @@ int main(void)
 	tried_again();
 	spared_with_a_bind_out();
 	told_by_a_later_one();
+	missed_by_a_later_one();
 	cut_off(EINVAL);
 	cut_off(ENOMEM);
 	cut_grants();
