@@ -230,7 +230,10 @@ impl Context {
             }
         }
         {
-            let body = op.body.lock();
+            let mut body = op.body.lock();
+            if self.is_poisoned() {
+                body.fail_all(Status::Poisoned);
+            }
             read(&body, &body.outcomes);
         }
         self.end_op(id);
@@ -314,7 +317,12 @@ impl Context {
         let op = self.op(id);
         let (callback, mut outcomes, mut status, detaches) = {
             let mut body = op.body.lock();
-            let status = body.status();
+            let status = if self.is_poisoned() {
+                body.fail_all(Status::Poisoned);
+                Status::Poisoned
+            } else {
+                body.status()
+            };
             let detaches = body.detaches.take();
             (body.callback.take(), body.take_outcomes(), status, detaches)
         };

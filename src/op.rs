@@ -379,6 +379,13 @@ impl OpBody {
         true
     }
 
+    /// Whatever the items came to, this is told of each.
+    pub fn fail_all(&mut self, status: Status) {
+        for outcome in &mut self.outcomes {
+            *outcome = Outcome::failed(outcome.grant, status);
+        }
+    }
+
     /// The first outcome that is no success.
     pub fn status(&self) -> Status {
         let failed = self.outcomes.iter().find(|o| o.status != Status::Ok);
