@@ -391,11 +391,12 @@ impl Context {
         if body.life != Life::Gone {
             body.life = life;
         }
-        self.lose_outstanding(index, body);
-        self.drop_pending(index, body, Outcome::failed(0, Status::PeerDead));
+        // Before the ends that follow: another thread may call back for them at once.
         if news && life == Life::Dead {
             self.tell_dead(index, body);
         }
+        self.lose_outstanding(index, body);
+        self.drop_pending(index, body, Outcome::failed(0, Status::PeerDead));
     }
 
     /// The QP is in error, and not by us: the application hears of that once.

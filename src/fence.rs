@@ -154,6 +154,14 @@ impl Context {
         let proof = if fenced == Fenced::InErr { Proof::QpFenced } else { Proof::Deallocated };
         let mut body = peer.body.lock();
         body.fence.splice(0..0, batch[outcomes.len()..].iter().copied());
+        let found_dead = fenced == Fenced::InErr && moved == Moved::No;
+        if killed {
+            // The application has heard of it: no event says so again.
+            body.told_dead = true;
+        } else if found_dead && body.life != Life::Gone {
+            // Before the ends that follow. A deadline may have given it up before it was found so.
+            self.tell_dead(index, &mut body);
+        }
         for (window, result) in outcomes {
             match result {
                 Ok(()) if trusted => {
@@ -164,18 +172,8 @@ impl Context {
                 Err(error) => self.report_open(window, error.0),
             }
         }
-        if killed {
-            // The application has heard of it: no event says so again.
-            body.told_dead = true;
-        }
-        if killed || fenced == Fenced::InErr && moved == Moved::No {
-            if matches!(body.life, Life::Live | Life::Connecting) {
-                self.peer_lost(index, &mut body, Life::Dead);
-            }
-            // A deadline may have given it up before it was found so.
-            if body.life == Life::Dead {
-                self.tell_dead(index, &mut body);
-            }
+        if (killed || found_dead) && matches!(body.life, Life::Live | Life::Connecting) {
+            self.peer_lost(index, &mut body, Life::Dead);
         }
         let lives = must_stop && fenced == Fenced::No || moved == Moved::Claimed && !trusted;
         if lives && body.life == Life::Dead {

@@ -4,7 +4,10 @@
 #include "trouble.h"
 
 #include <errno.h>
+#include <pthread.h>
 #include <stdio.h>
+
+#define MANY 400
 
 static struct house house;
 static int killed, dead;
@@ -84,6 +87,62 @@ static void by_a_post(void)
 	house_ok("a dead client is told when a post is refused");
 }
 
+static atomic_int ended, untold;
+static atomic_bool ticking, over;
+
+static void on_end(void *user, mwctl_status status, const mwctl_result *results, size_t n)
+{
+	(void)user, (void)results;
+	RC_CHECK_EQ(MWCTL_STATUS_BIND_FAILED, status);
+	RC_CHECK_EQ(1, n);
+	untold += !dead;
+	ended++;
+}
+
+static void *tick_on(void *unused)
+{
+	for (; !over; ticking = true)
+		HOUSE_OK(mwctl_tick(house.ctx));
+	return unused;
+}
+
+/* Many grants end with the client while another thread calls back: the event comes before each. */
+static void before_the_ends(void)
+{
+	struct house_options options = {.clients = 1, .context.on_event = on_event, .domain.reserve = MANY + 8,
+					.peer.budget = MANY};
+	double limit = rc_now() + RC_DEADLINE_S;
+	struct ibv_wc wc = {.wr_id = 1, .status = IBV_WC_WR_FLUSH_ERR};
+	struct rc_pair *pair;
+	mwctl_request ask;
+	pthread_t ticks;
+
+	house_open(&house, &options);
+	pair = &house.client[0].pair;
+	trouble_block(&house, 0);
+	for (unsigned long i = 0; i < MANY; i++) {
+		ask = house_ask(&house, 0, i * 64, 64, HOUSE_WRITE);
+		HOUSE_OK(mwctl_grant_start(house.ctx, &ask, 1, 0, on_end, NULL));
+	}
+	rc_qp_modify(pair->server.qp, IBV_QPS_ERR);
+	wc.qp_num = pair->server.qp->qp_num;
+	RC_CHECK_EQ(0, mwctl_take_wc(house.ctx, pair->server.cq, &wc));
+	RC_CHECK_EQ(0, pthread_create(&ticks, NULL, tick_on, NULL));
+	while (!ticking)
+		RC_CHECK(rc_now() < limit);
+	/* This call looks at the queue pair, and calls nobody back. */
+	HOUSE_STATUS(MWCTL_STATUS_PEER_DEAD, mwctl_grant_start(house.ctx, &ask, 1, 0, on_end, NULL));
+	while (ended < MANY)
+		RC_CHECK(rc_now() < limit);
+	over = true;
+	RC_CHECK_EQ(0, pthread_join(ticks, NULL));
+	RC_CHECK_EQ(1, dead);
+	RC_CHECK_EQ(0, untold);
+	house_leave(&house, 0);
+	house_close(&house);
+	house_ok("that a client is dead is told before the ends that it leads to");
+}
+
 int main(void)
 {
 	struct house_options options = {.clients = 1, .context.on_event = on_event};
@@ -98,5 +157,7 @@ int main(void)
 		printf("skipped on %s: completions that are lost\n", house.device.label);
 	}
 	house_close(&house);
+	if (mwctl_sim_present())
+		before_the_ends();
 	return 0;
 }
