@@ -209,8 +209,8 @@ impl Context {
     }
 
     /// What was posted behind a chain of unclear outcome has completed: so have its own requests, or they
-    /// were never posted. A window that somebody waits for is deallocated, which is right in either case;
-    /// the right of a bind that the application posted stays, bound or not.
+    /// were never posted. A window that somebody waits for, or one of our own, is deallocated, which is right
+    /// in either case; the right of a bind that the application posted stays, bound or not.
     fn pass_by(&self, index: u32, body: &mut PeerBody, slot: u32) {
         let works = {
             let mut state = self.chains.at(slot).body.lock();
@@ -230,7 +230,8 @@ impl Context {
             if let Some(waiter) = granted {
                 self.end_item(waiter, Outcome::failed(0, Status::BindFailed));
             }
-            if work.kind == Kind::Invalidate || granted.is_some() || window.revoke_waiter().is_some() {
+            let stays = granted.is_none() && window.revoke_waiter().is_none() && !self.is_hidden(work.window);
+            if work.kind == Kind::Invalidate || !stays {
                 self.to_deallocate(index, body, work.window, false);
             }
         }

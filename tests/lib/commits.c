@@ -308,6 +308,46 @@ static void unclear_bind_before_its_end(void)
 	house_ok("a LOCAL_INV in line behind a bind that may not be posted waits until that is known");
 }
 
+/* The same for the grant of the library's own that brings the completion of a chain that was cut: nobody
+ * waits for it, and it goes when it is known that nothing of it is under way. */
+static void unclear_bind_of_our_own(void)
+{
+	struct ibv_qp *qp = house.client[0].pair.server.qp;
+	struct mwctl_sim_fault lose = {.kind = MWCTL_SIM_LOSE_COMPLETION, .qp_num = qp->qp_num, .skip = 1, .count = 1};
+	mwctl_request ask = house_ask(&house, 0, 0, 4096, HOUSE_WRITE);
+	mwctl_request two[] = {house_ask(&house, 0, 4096, 4096, HOUSE_WRITE), house_ask(&house, 0, 8192, 4096, HOUSE_WRITE)};
+	uint64_t unclear, stall, posted = house_stats(&house).invalidates_posted, gone;
+	struct heard before = {0}, behind = {0};
+	struct ibv_send_wr wr[2];
+	mwctl_result cut[2];
+	mwctl_token token;
+
+	stall = trouble_order(MWCTL_SIM_STALL_SQ, qp, 1, 0);
+	HOUSE_OK(mwctl_grant_start(house.ctx, &ask, 1, 0, heard_done, &before));
+	HOUSE_OK(mwctl_grant_prepare(house.ctx, two, 2, wr, cut, &token));
+	wr[0].next = NULL;
+	rc_post(qp, &wr[0]);
+	unclear = trouble_order(MWCTL_SIM_POST_NO_BAD_WR, qp, 1, EIO);
+	RC_CHECK_EQ(0, mwctl_sim_fault_order(&lose, sizeof(lose), NULL));
+	HOUSE_OK(mwctl_commit(house.ctx, token, ENOMEM, &wr[1], NULL));
+	RC_CHECK_EQ(1, mwctl_sim_fault_hits(unclear));
+	RC_CHECK_EQ(3, house_peer(&house, 0).used);
+	trouble_release(stall);
+	take_one();
+	HOUSE_OK(before.status);
+	RC_CHECK_EQ(2, house_peer(&house, 0).used);
+	RC_CHECK_EQ(posted, house_stats(&house).invalidates_posted);
+	gone = house_stats(&house).windows_deallocated;
+	HOUSE_OK(mwctl_grant_start(house.ctx, &ask, 1, 0, heard_done, &behind));
+	take_one();
+	HOUSE_OK(behind.status);
+	RC_CHECK_EQ(0, house_peer(&house, 0).used);
+	RC_CHECK_EQ(gone + 1, house_stats(&house).windows_deallocated);
+	HOUSE_WRITE_LANDS(&house, 0, 4096, cut[0].rkey, 0x51);
+	rejoin();
+	house_ok("a grant of the library's own that may not be posted goes when a later completion has come");
+}
+
 int main(void)
 {
 	struct house_options options = {.peer.budget = 1};
@@ -333,6 +373,9 @@ int main(void)
 		house_close(&house);
 		house_open(&house, &(struct house_options){.peer = {.budget = 2, .polling = MWCTL_POLLING_YOURS}});
 		unclear_bind_before_its_end();
+		house_close(&house);
+		house_open(&house, &(struct house_options){.peer = {.budget = 3, .polling = MWCTL_POLLING_YOURS}});
+		unclear_bind_of_our_own();
 		house_close(&house);
 	}
 	house_open(&house, &(struct house_options){.rc.sq_sig_all = 1});
