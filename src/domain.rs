@@ -175,7 +175,7 @@ impl Context {
         }
         let mut body = slot.body.lock();
         for window in &stuck {
-            self.give_to(&mut body, *window);
+            self.give_to(&mut body, *window, None);
         }
         stuck.len()
     }
@@ -240,15 +240,21 @@ impl Context {
         body.allocating -= 1;
         let window = allocated?;
         body.pool.windows += 1;
-        self.give_to(&mut body, window);
+        self.give_to(&mut body, window, None);
         Ok(())
     }
 
-    /// Puts a free window into its pool: its next key may have to rest.
-    fn give_to(&self, body: &mut DomainBody, index: u32) {
+    /// Puts a free window into its pool, with its key out of use since `ended`: the next may have to rest.
+    fn give_to(&self, body: &mut DomainBody, index: u32, ended: Option<u64>) {
         let window = self.windows.at(index);
         let current = window.device_rkey.load(Ordering::Acquire) as u8;
-        let due = window.keys.lock().due(body.options.key_distance, current);
+        let due = {
+            let mut keys = window.keys.lock();
+            if let Some(ended) = ended {
+                keys.end(body.pool.grants, ended);
+            }
+            keys.due(body.options.key_distance, current)
+        };
         body.pool.give(index, due);
     }
 
@@ -400,15 +406,9 @@ impl Context {
 
     /// Gives an unbound window back to its pool: its key is out of use since then.
     pub fn give_window(&self, index: u32, since: u64) {
-        let window = self.windows.at(index);
-        let current = window.device_rkey.load(Ordering::Acquire) as u8;
-        let mut body = self.domains.at(window.domain.load(Ordering::Acquire)).body.lock();
-        let due = {
-            let mut keys = window.keys.lock();
-            keys.end(body.pool.grants, since);
-            keys.due(body.options.key_distance, current)
-        };
-        body.pool.give(index, due);
+        let domain = self.windows.at(index).domain.load(Ordering::Acquire);
+        let mut body = self.domains.at(domain).body.lock();
+        self.give_to(&mut body, index, Some(since));
     }
 
     /// A window whose object is gone leaves its domain.

@@ -58,9 +58,9 @@ pub type mwctl_event_fn = Option<unsafe extern "C" fn(user: *mut c_void, event: 
 /// library. Operations that wait for the same grants are called back in the order in which they began, if
 /// the same call finds them ended and no other thread calls back meanwhile: of a client, its detach comes
 /// last. An event that led to the end of a revocation or a detach, such as PEER_KILLED, is told before
-/// it; grants that were under way may end before the event. What comes due while
-/// callbacks run is called back by the next call, for which the event fd asks; calls made in callbacks call
-/// back themselves, one within the other up to 32 deep.
+/// it; grants that were under way may end before the event. What comes due while callbacks run is called
+/// back by the next call, for which the event fd asks; calls made in callbacks call back themselves, one
+/// within the other up to 32 deep.
 pub type mwctl_done_fn =
     Option<unsafe extern "C" fn(user: *mut c_void, status: Status, results: *const Outcome, n: usize)>;
 

@@ -137,12 +137,30 @@ static void many_at_once(void)
 	house_ok("so they are on the service thread");
 }
 
+static void close_within(void *user, mwctl_status status, const mwctl_result *results, size_t n)
+{
+	(void)user, (void)status, (void)results, (void)n;
+	HOUSE_STATUS(MWCTL_STATUS_WOULD_DEADLOCK, mwctl_context_close(house.ctx));
+	calls++;
+}
+
 static void all_before_the_end(void)
 {
+	double end = rc_now() + RC_DEADLINE_S;
+
 	house_leave(&house, 0);
 	rc_memory_close(&house.client[0].local);
 	HOUSE_OK(mwctl_region_detach(house.ctx, house.region));
 	HOUSE_OK(mwctl_domain_close(house.ctx, house.domain));
+	calls = 0;
+	HOUSE_OK(mwctl_service_start(house.ctx));
+	begin_stale(close_within);
+	while (!calls) {
+		RC_CHECK(rc_now() < end);
+		rc_pause(1);
+	}
+	HOUSE_OK(mwctl_service_stop(house.ctx));
+	house_ok("the service thread can't close the context that it serves");
 	calls = 0;
 	limit = 100;
 	begin_stale(begin_another);

@@ -82,21 +82,28 @@ static void successor_waits(void)
 	house_ok("a regrant whose LOCAL_INV is refused: the new right does not begin beside the old one");
 }
 
+/* Prepares and posts one bind, which asks for no completion. */
+static void commit_one(const mwctl_request *ask, mwctl_result *grant)
+{
+	struct ibv_send_wr wr;
+	mwctl_token token;
+
+	HOUSE_OK(mwctl_grant_prepare(house.ctx, ask, 1, &wr, grant, &token));
+	rc_post(server_qp(0), &wr);
+	HOUSE_OK(mwctl_commit(house.ctx, token, 0, NULL, NULL));
+}
+
 /* The bind is out, unconfirmed, and asks for no completion; its LOCAL_INV is refused once. One is had
  * behind the bind, and then it is tried again. */
 static void tried_again(void)
 {
 	mwctl_result grant, out;
-	struct ibv_send_wr wr;
 	mwctl_request ask;
-	mwctl_token token;
 	uint64_t refuse;
 
 	house_open(&house, &(struct house_options){.clients = 1, .context.on_event = on_event});
 	ask = house_ask(&house, 0, 0, 4096, HOUSE_WRITE);
-	HOUSE_OK(mwctl_grant_prepare(house.ctx, &ask, 1, &wr, &grant, &token));
-	rc_post(server_qp(0), &wr);
-	HOUSE_OK(mwctl_commit(house.ctx, token, 0, NULL, NULL));
+	commit_one(&ask, &grant);
 	refuse = trouble_order(MWCTL_SIM_FAIL_POST, server_qp(0), 1, EINVAL);
 	HOUSE_OK(mwctl_revoke_batch(house.ctx, &grant.grant, 1, 5000000, MWCTL_KILL_ALLOWED, &out));
 	RC_CHECK_EQ(1, mwctl_sim_fault_hits(refuse));
@@ -112,17 +119,13 @@ static void tried_again(void)
 static void spared_with_a_bind_out(void)
 {
 	mwctl_result grant, other, out;
-	struct ibv_send_wr wr;
 	mwctl_request ask;
-	mwctl_token token;
 	uint64_t refuse;
 
 	house_open(&house, &(struct house_options){.clients = 1, .context.on_event = on_event});
 	other = house_grant(&house, 0, 65536, 4096, HOUSE_WRITE);
 	ask = house_ask(&house, 0, 0, 4096, HOUSE_WRITE);
-	HOUSE_OK(mwctl_grant_prepare(house.ctx, &ask, 1, &wr, &grant, &token));
-	rc_post(server_qp(0), &wr);
-	HOUSE_OK(mwctl_commit(house.ctx, token, 0, NULL, NULL));
+	commit_one(&ask, &grant);
 	refuse = trouble_order(MWCTL_SIM_FAIL_POST, server_qp(0), 2, EINVAL);
 	HOUSE_STATUS(MWCTL_STATUS_OPEN,
 		     mwctl_revoke_batch(house.ctx, &grant.grant, 1, 300000, MWCTL_KILL_NEVER, &out));
@@ -357,10 +360,8 @@ static void offer_until(struct heard *heard)
 static void told_by_a_later_one(void)
 {
 	struct heard granted = {0}, open = {0}, ended = {0};
-	struct ibv_send_wr wr;
 	mwctl_request ask[2];
 	mwctl_result first;
-	mwctl_token token;
 	uint64_t stall, refuse, ids[2];
 
 	house_open(&house, &(struct house_options){.clients = 1, .peer.polling = MWCTL_POLLING_YOURS,
@@ -368,9 +369,7 @@ static void told_by_a_later_one(void)
 	for (int i = 0; i < 2; i++)
 		ask[i] = house_ask(&house, 0, (uint64_t)i * 4096, 4096, HOUSE_WRITE);
 	stall = trouble_order(MWCTL_SIM_STALL_SQ, server_qp(0), 1, 0);
-	HOUSE_OK(mwctl_grant_prepare(house.ctx, &ask[0], 1, &wr, &first, &token));
-	rc_post(server_qp(0), &wr);
-	HOUSE_OK(mwctl_commit(house.ctx, token, 0, NULL, NULL));
+	commit_one(&ask[0], &first);
 	HOUSE_OK(mwctl_grant_start(house.ctx, &ask[1], 1, 0, heard_done, &granted));
 	refuse = trouble_order(MWCTL_SIM_FAIL_POST, server_qp(0), 1, EINVAL);
 	HOUSE_OK(mwctl_revoke_start(house.ctx, &first.grant, 1, 60000, MWCTL_KILL_ALLOWED, heard_done, &open));
@@ -392,16 +391,6 @@ static void told_by_a_later_one(void)
 	HOUSE_WRITE_FAILS(&house, 0, 0, first.rkey, 0x82);
 	house_close(&house);
 	house_ok("a LOCAL_INV refused behind a silent bind: who has not looked at the next completion loses nothing");
-}
-
-static void commit_one(const mwctl_request *ask, mwctl_result *grant)
-{
-	struct ibv_send_wr wr;
-	mwctl_token token;
-
-	HOUSE_OK(mwctl_grant_prepare(house.ctx, ask, 1, &wr, grant, &token));
-	rc_post(server_qp(0), &wr);
-	HOUSE_OK(mwctl_commit(house.ctx, token, 0, NULL, NULL));
 }
 
 /* The same, but the application looks, and finds that what would tell does not come. What is posted after

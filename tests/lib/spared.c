@@ -28,25 +28,36 @@ static void slow_kernel(uint32_t ns)
 	RC_CHECK_EQ(0, mwctl_sim_model_set(&model, sizeof(model)));
 }
 
+static mwctl_request asked[MANY];
+static mwctl_result held_by_one[MANY];
+static uint64_t ids[MANY];
+
+static void ask_many(void)
+{
+	for (unsigned long i = 0; i < MANY; i++)
+		asked[i] = house_ask(&house, 0, AT * i, AT, HOUSE_WRITE);
+}
+
+static void hold_many(void)
+{
+	ask_many();
+	HOUSE_OK(mwctl_grant_batch(house.ctx, asked, MANY, 0, held_by_one));
+	for (int i = 0; i < MANY; i++)
+		ids[i] = held_by_one[i].grant;
+}
+
 /* 400 windows to deallocate take 80 ms; the deadline of another client's revocation is in the midst. The
  * service thread keeps it, or a loop that ticks, or a waiting call of its own, which keeps a third's by the
  * way. */
 static void deadline_beside_deallocations(bool service, bool waits)
 {
 	struct house_options options = {.clients = 3, .domain.reserve = MANY + 8};
-	static mwctl_request asked[MANY];
-	static mwctl_result held[MANY];
-	static uint64_t ids[MANY];
 	struct heard many = {0}, one = {0}, third = {0};
 	mwctl_result stuck, other, out;
 	double limit;
 
 	house_open(&house, &options);
-	for (unsigned long i = 0; i < MANY; i++)
-		asked[i] = house_ask(&house, 0, AT * i, AT, HOUSE_WRITE);
-	HOUSE_OK(mwctl_grant_batch(house.ctx, asked, MANY, 0, held));
-	for (int i = 0; i < MANY; i++)
-		ids[i] = held[i].grant;
+	hold_many();
 	stuck = house_grant(&house, 1, AT * MANY, AT, HOUSE_WRITE);
 	other = house_grant(&house, 2, AT * (MANY + 1), AT, HOUSE_WRITE);
 	trouble_block(&house, 1);
@@ -87,7 +98,7 @@ static void deadline_beside_deallocations(bool service, bool waits)
 	trouble_await_end(&house, other.grant);
 	RC_CHECK_STATE(IBV_QPS_RTS, qp(0));
 	RC_CHECK_STATE(IBV_QPS_RTS, qp(1));
-	HOUSE_WRITE_FAILS(&house, 0, 0, held[0].rkey, 0x11);
+	HOUSE_WRITE_FAILS(&house, 0, 0, held_by_one[0].rkey, 0x11);
 	house_close(&house);
 }
 
@@ -95,15 +106,13 @@ static void deadline_beside_deallocations(bool service, bool waits)
 static void allocations_until_the_deadline(void)
 {
 	struct house_options options = {.clients = 1};
-	static mwctl_request asked[MANY];
 	static mwctl_result got[MANY];
 	uint64_t allocated;
 	int granted = 0;
 
 	house_open(&house, &options);
 	allocated = house_stats(&house).windows_allocated;
-	for (unsigned long i = 0; i < MANY; i++)
-		asked[i] = house_ask(&house, 0, AT * i, AT, HOUSE_WRITE);
+	ask_many();
 	slow_kernel(SLOW_NS);
 	HOUSE_STATUS(MWCTL_STATUS_TIMED_OUT, mwctl_grant_batch(house.ctx, asked, MANY, 10000, got));
 	slow_kernel(0);
@@ -134,18 +143,11 @@ static void note_stats(void *user, mwctl_status status, const mwctl_result *resu
 static void told_beside_deallocations(void)
 {
 	struct house_options options = {.domain.reserve = MANY + 8};
-	static mwctl_request asked[MANY];
-	static mwctl_result held[MANY];
-	static uint64_t ids[MANY];
 	struct heard many = {0}, one = {0};
 	mwctl_result other;
 
 	house_open(&house, &options);
-	for (unsigned long i = 0; i < MANY; i++)
-		asked[i] = house_ask(&house, 0, AT * i, AT, HOUSE_WRITE);
-	HOUSE_OK(mwctl_grant_batch(house.ctx, asked, MANY, 0, held));
-	for (int i = 0; i < MANY; i++)
-		ids[i] = held[i].grant;
+	hold_many();
 	other = house_grant(&house, 1, AT * MANY, AT, HOUSE_WRITE);
 	for (int c = 0; c < 2; c++)
 		HOUSE_OK(mwctl_peer_stuck(house.ctx, house.client[c].peer));
@@ -165,7 +167,6 @@ static void told_beside_deallocations(void)
 static void deadline_beside_allocations(void)
 {
 	struct house_options options = {.clients = 3, .domain.reserve = MANY + 1};
-	static mwctl_request asked[MANY];
 	static mwctl_result got[MANY];
 	static mwctl_move moves[MANY];
 	struct heard many = {0}, one = {0};
@@ -173,8 +174,7 @@ static void deadline_beside_allocations(void)
 	uint64_t allocated;
 
 	house_open(&house, &options);
-	for (unsigned long i = 0; i < MANY; i++)
-		asked[i] = house_ask(&house, 0, AT * i, AT, HOUSE_WRITE);
+	ask_many();
 	stale = house_grant(&house, 1, 0, AT, HOUSE_WRITE);
 	HOUSE_OK(mwctl_revoke(house.ctx, stale.grant, 0, NULL));
 	stuck = house_grant(&house, 1, AT * MANY, AT, HOUSE_WRITE);
